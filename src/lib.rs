@@ -29,6 +29,9 @@ pub use ::engine;
 /// Checkpoints: the state of a run on disk.
 pub use ::checkpoint;
 
+/// Files of other programs: their checkpoints, Hugging Face folders, tokenizers.
+pub use ::exchange;
+
 /// Estimates of a run's memory, time and cost, with changes that help.
 pub use ::estimate;
 

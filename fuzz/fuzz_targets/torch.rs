@@ -2,7 +2,7 @@
 //! walked and every tensor asked for.
 #![no_main]
 
-use gptrain::checkpoint::torch::{Node, TorchFile, Value, pickled};
+use gptrain::exchange::torch::{Node, TorchFile, Value, pickled};
 use libfuzzer_sys::fuzz_target;
 use std::fs;
 use std::path::PathBuf;

@@ -19,12 +19,9 @@
 //! Does not know which grid wrote a file, nor when to save.
 
 pub mod atomic_folder;
-mod tensor_part;
 mod digest;
 pub mod disk;
 mod folder;
-pub mod foreign;
-pub mod hf;
 mod index;
 pub mod inspect;
 mod load;
@@ -34,8 +31,6 @@ mod replicas;
 pub mod safetensors;
 mod save;
 mod snapshot;
-pub mod tokenizer;
-pub mod torch;
 pub mod validate;
 
 pub use digest::{CHUNK, Digest};
@@ -62,9 +57,4 @@ pub use snapshot::Snapshot;
 /// Name of a weight's dtype in the setting `precision`, where f16 is called fp16.
 pub fn precision(dtype: base::DType) -> String {
     if dtype == base::DType::F16 { "fp16".into() } else { dtype.to_string() }
-}
-
-/// Shortest decimal number of an f32: 0.1, not 0.10000000149.
-fn shortest(x: f32) -> f64 {
-    x.to_string().parse().unwrap_or(f64::from(x))
 }

@@ -3,7 +3,7 @@
 use crate::model_place::find_checkpoint;
 use crate::options::{Choice, Json, Overwrite, one_of};
 use base::{Bytes, DType, Problems, number};
-use checkpoint::{self, foreign, hf};
+use exchange::{foreign, hf};
 use serde_json::json;
 use std::path::PathBuf;
 

@@ -7,11 +7,11 @@ use anyhow::Context;
 use base::Problems;
 use base::output::Existing;
 use base::progress::{Progress, Unit};
-use checkpoint::foreign;
-use checkpoint::hf::{self, HfConfig};
 use checkpoint::place::Place;
 use checkpoint::{self, Index};
 use engine::Frozen;
+use exchange::foreign;
+use exchange::hf::{self, HfConfig};
 use manifest::{Eod, Family, Manifest};
 use std::path::{Path, PathBuf};
 

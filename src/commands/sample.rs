@@ -2,10 +2,10 @@
 
 use crate::model_place::{ModelPlace, Source};
 use base::{Problems, escape_control, number, rng, say};
-use checkpoint::{hf, tokenizer};
 use clap::builder::NonEmptyStringValueParser;
 use data::tokenizer::Tokenizer;
 use engine::Sampler;
+use exchange::{hf, tokenizer};
 use launch::{Device, LocalRank};
 use manifest::{Manifest, Precision};
 use serde::Serialize;

@@ -178,7 +178,7 @@ fn as_planned() -> PartSeconds {
 }
 
 /// Half the error bar for a device without measurements of gptrain. The bar is 65 %: nine in ten measured
-/// steps of other programs are within it of an estimate by data sheets alone (benches/RESULTS.md).
+/// steps of other programs are within it of an estimate by data sheets alone (benches/LOG.md).
 fn unmeasured() -> f64 {
     0.325
 }

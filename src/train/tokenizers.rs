@@ -3,11 +3,11 @@
 
 use anyhow::Context;
 use base::{Count, Problems};
-use checkpoint::tokenizer::keep;
 use data::Record;
 use data::indexed::Indexed;
 use data::indexed::record_path;
 use data::tokenizer::{self, BYTES};
+use exchange::tokenizer::keep;
 use manifest::Manifest;
 use std::path::{Path, PathBuf};
 

@@ -6,7 +6,7 @@ use crate::bring_llama::{
 };
 use crate::common::saved::Saved;
 use gptrain::base::rng;
-use gptrain::checkpoint::foreign::{Choices, Format, open};
+use gptrain::exchange::foreign::{Choices, Format, open};
 use std::fs;
 use std::path::Path;
 

@@ -258,7 +258,7 @@ fn mutated_tables_of_torchtitan_are_read_or_refused() {
     let lab = lab("titan");
     let table = lab.path("titan/step-6/.metadata");
     let whole = fs::read(&table).unwrap();
-    let choices = gptrain::checkpoint::foreign::Choices {
+    let choices = gptrain::exchange::foreign::Choices {
         sets: SETS.iter().map(ToString::to_string).collect(),
         ..Default::default()
     };
@@ -271,8 +271,8 @@ fn mutated_tables_of_torchtitan_are_read_or_refused() {
             bytes[at] = rng::below(key, 2 * change + 1, 256) as u8;
         }
         fs::write(&table, bytes).unwrap();
-        let format = gptrain::checkpoint::foreign::Format::PytorchDcp;
-        match gptrain::checkpoint::foreign::open(&lab.path("titan/step-6"), format, &choices) {
+        let format = gptrain::exchange::foreign::Format::PytorchDcp;
+        match gptrain::exchange::foreign::open(&lab.path("titan/step-6"), format, &choices) {
             Ok(_) => opened += 1,
             Err(error) => {
                 assert!(format!("{error:#}").contains("titan"), "{error:#}");

@@ -7,7 +7,7 @@ use crate::common::binary::{Done, Lab};
 use crate::common::saved::Saved;
 use crate::common::unpack::unpack;
 use gptrain::base::rng;
-use gptrain::checkpoint::foreign::{Choices, Format, open};
+use gptrain::exchange::foreign::{Choices, Format, open};
 use std::fs;
 
 /// Settings of the original run that no argument of Megatron names.

@@ -3,8 +3,8 @@
 
 use crate::common::binary::Lab;
 use crate::hf_llama::{config, copy, fixture, tensors};
-use gptrain::checkpoint::hf::read_config;
 use gptrain::checkpoint::safetensors::{Reader, header};
+use gptrain::exchange::hf::read_config;
 use half::bf16;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

@@ -3,11 +3,11 @@
 //! `fixtures/checkpoint/hf/llamas.py`.
 
 use crate::common::binary::{Done, Lab};
-use gptrain::checkpoint::hf::read_config;
 use gptrain::checkpoint::load_weights;
 use gptrain::checkpoint::safetensors::{Entry, Reader};
 use gptrain::device::cpu::Cpu;
 use gptrain::engine::Sampler;
+use gptrain::exchange::hf::read_config;
 use gptrain::manifest::{self, Loaded, Position, RopeScaling};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

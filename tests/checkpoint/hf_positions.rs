@@ -3,11 +3,11 @@
 
 use super::hf_llama::fixture;
 use crate::common::binary::Lab;
-use gptrain::checkpoint::hf::read_config;
 use gptrain::checkpoint::safetensors::Reader;
 use gptrain::checkpoint::{Checkpoint, load_weights};
 use gptrain::device::cpu::Cpu;
 use gptrain::engine::{MASTER, Sampler};
+use gptrain::exchange::hf::read_config;
 use gptrain::manifest;
 use std::fs;
 use std::path::Path;

@@ -3,7 +3,7 @@
 
 use flate2::Crc;
 use gptrain::base::rng;
-use gptrain::checkpoint::torch::{Node, TorchFile, Value, pickled};
+use gptrain::exchange::torch::{Node, TorchFile, Value, pickled};
 use serde_json::{Value as Json, json};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
 //! PowerSGD between ranks over TCP whose adapter is slow: how many bytes wait for it. (How much shorter
-//! a step gets is in benches/RESULTS.md.)
+//! a step gets is in benches/LOG.md.)
 
 use crate::common;
 use gptrain::comm::tcp::{self, Join};

@@ -14,8 +14,8 @@ pub mod tracer;
 pub mod unpack;
 
 use gptrain::base::Heads;
-use gptrain::checkpoint::hf::{HfTensor, tensors_of};
 use gptrain::engine::{Engine, MASTER};
+use gptrain::exchange::hf::{HfTensor, tensors_of};
 use gptrain::manifest::{self, Family, Manifest};
 use gptrain::model::Param;
 use std::path::Path;

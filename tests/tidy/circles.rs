@@ -11,7 +11,7 @@ use std::path::Path;
 type Module = Vec<String>;
 
 /// The floors, as a path to one begins.
-const FLOORS: [&str; 15] = [
+const FLOORS: [&str; 16] = [
     "base::",
     "plan::",
     "manifest::",
@@ -21,6 +21,7 @@ const FLOORS: [&str; 15] = [
     "model::",
     "engine::",
     "checkpoint::",
+    "exchange::",
     "estimate::",
     "predict::",
     "launch::",

@@ -2,9 +2,9 @@
 
 use super::Eval;
 use crate::model_place::{ModelPlace, Source};
-use checkpoint::tokenizer;
 use comm::LauncherEnv;
 use data::tokenizer::BYTES;
+use exchange::tokenizer;
 use manifest::{self, Loaded, Manifest, Position};
 use std::path::Path;
 

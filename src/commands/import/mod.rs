@@ -8,7 +8,7 @@ use crate::completions::SETTINGS;
 use crate::model_place;
 use crate::options::{Json, Overwrite};
 use base::Problems;
-use checkpoint::foreign::{Choices, Format, Replicated, detect};
+use exchange::foreign::{Choices, Format, Replicated, detect};
 use manifest::Loaded;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};

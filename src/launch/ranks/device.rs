@@ -110,7 +110,7 @@ impl Device {
     }
 
     /// Advice where the processor computes the run's 16-bit floats in f32: then they save memory,
-    /// but no time (benches/RESULTS.md).
+    /// but no time (benches/LOG.md).
     pub fn advice(&self, precision: Precision) -> Option<String> {
         let multiplied = Instructions::in_use().multiplies_bf16() && precision == Precision::Bf16;
         let halves = matches!(precision, Precision::Bf16 | Precision::Fp16) && !multiplied;

@@ -2,8 +2,9 @@
 
 use super::super::super::torch::{Element, Out};
 use super::problem;
-use crate::{State, shortest};
+use crate::shortest;
 use base::Problems;
+use checkpoint::State;
 use manifest::{
     Bias, Ffn, LossScale, Manifest, NormKind, Optimizer, Position, Precision, RopeScaling,
     Sequences,

@@ -1,11 +1,11 @@
 //! The tokenizer of a run: a copy in the run's folder, `tokenizer/`, made when the run starts.
 //! `sample` and `export` use it, so that they work after `data.tokenizer` was moved or replaced.
 
-use super::atomic_folder::{self, FolderKind};
 use super::hf;
 use anyhow::Context;
 use base::output::Existing;
 use base::{Count, Problems};
+use checkpoint::atomic_folder::{self, FolderKind};
 use data::record::describe_file;
 use data::tokenizer::{self, NamedFile, Tokenizer};
 use std::fs;

@@ -81,7 +81,7 @@ pub struct Companions {
 }
 
 impl Companions {
-    /// Files of a run in the folder `run`, with its `tokenizer` (`checkpoint::tokenizer`).
+    /// Files of a run in the folder `run`, with its `tokenizer` (`crate::tokenizer`).
     pub fn new(
         run: Option<&Path>,
         tokenizer: Option<&Path>,

@@ -8,13 +8,13 @@ pub use universal::export_universal;
 
 use super::super::torch::{Element, Out, Stored, TorchWriter};
 use super::megatron::{core_name, module_order};
-use crate::atomic_folder::FolderKind;
 use crate::tensor_part::{TensorPart, layer_of};
-use crate::{Checkpoint, Tensor, atomic_folder};
 use anyhow::Context;
 use arguments::{arguments, refused, scheduler};
 use base::output::Existing;
 use base::{Bytes, DType, Problems};
+use checkpoint::atomic_folder::FolderKind;
+use checkpoint::{Checkpoint, Tensor, atomic_folder};
 use engine::{MASTER, model_dtype};
 use manifest::{DataRule, LrCounted, Manifest};
 use model::{Chunk, Layout, ModelShard, Param, Weight};

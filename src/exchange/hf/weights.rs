@@ -2,10 +2,10 @@
 
 use super::family;
 use super::names::HfTensor;
-use crate::safetensors::{Entry, Reader, float_type};
-use crate::validate;
 use anyhow::Context;
 use base::{DType, Problems};
+use checkpoint::safetensors::{Entry, Reader, float_type};
+use checkpoint::validate;
 use engine::MASTER;
 use manifest::Family;
 use std::collections::{BTreeMap, BTreeSet};
