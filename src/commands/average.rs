@@ -32,7 +32,7 @@ pub struct Average {
     #[command(flatten)]
     overwrite: Overwrite,
     #[command(flatten)]
-    pub json: Json,
+    json: Json,
 }
 
 impl Average {
@@ -75,10 +75,10 @@ fn write_mean(
         .map(|local| Checkpoint::open(&local.folder))
         .collect::<Result<Vec<_>, _>>()?;
     let last = checkpoints.last().context("no checkpoint was given")?;
-    same_shapes(&checkpoints)?;
+    check_same_shapes(&checkpoints)?;
     let run =
         std::path::absolute(output).with_context(|| format!("cannot find {}", output.display()))?;
-    let loaded = run_manifest(last, &run)?;
+    let loaded = load_run_manifest(last, &run)?;
     let numbers: usize = last.index.tensors.iter().map(Tensor::numel).sum();
     let progress = Progress::new("averaging", numbers as u64, Unit::Items("numbers"));
     let step = last.index.progress.step;
@@ -113,7 +113,7 @@ fn write_mean(
                 progress.add(tensor.numel() as u64);
                 Ok(WholeWeight {
                     shape: tensor.shape.clone(),
-                    values: mean(&checkpoints, &tensor.name)?,
+                    values: average_values(&checkpoints, &tensor.name)?,
                 })
             },
         )
@@ -124,7 +124,7 @@ fn write_mean(
 
 /// Manifest of the last checkpoint, for a run in `output`. That in the run's folder, if it means the
 /// same: in it, the end of the decay follows from the length.
-fn run_manifest(last: &Checkpoint, output: &Path) -> anyhow::Result<Loaded> {
+fn load_run_manifest(last: &Checkpoint, output: &Path) -> anyhow::Result<Loaded> {
     let sets = [format!("log.folder={}", serde_json::to_string(output)?)];
     let stored = stored_manifest(&last.index.manifest, &sets)?;
     let run = last.folder.parent().and_then(Path::parent);
@@ -139,7 +139,7 @@ fn run_manifest(last: &Checkpoint, output: &Path) -> anyhow::Result<Loaded> {
 }
 
 /// Fails unless every checkpoint has the tensors of the last one.
-fn same_shapes(checkpoints: &[Checkpoint]) -> Result<(), Problems> {
+fn check_same_shapes(checkpoints: &[Checkpoint]) -> Result<(), Problems> {
     let (Some(last), mut problems) = (checkpoints.last(), Problems::default()) else {
         return Ok(());
     };
@@ -176,7 +176,7 @@ fn same_shapes(checkpoints: &[Checkpoint]) -> Result<(), Problems> {
     problems.or(())
 }
 
-fn mean(checkpoints: &[Checkpoint], name: &str) -> anyhow::Result<Vec<f32>> {
+fn average_values(checkpoints: &[Checkpoint], name: &str) -> anyhow::Result<Vec<f32>> {
     let mut sums: Vec<f64> = Vec::new();
     for checkpoint in checkpoints {
         let tensor = checkpoint.index.tensor(name).context("it was there")?;

@@ -25,7 +25,7 @@ pub struct Bench {
     tolerance: Option<f64>,
     /// Print JSON, which `estimate --calibrate` reads
     #[arg(long)]
-    pub json: bool,
+    json: bool,
 }
 
 impl Bench {

@@ -25,7 +25,7 @@ use crate::{completions, data, interrupt, manifest, unknown};
 use base::Bytes;
 use base::memory::{HostMemory, MemoryLimit};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use launch::console::Form;
 use launch::exit;
 use launch::messages::Messages;
@@ -140,22 +140,14 @@ enum Command {
     Man(Man),
 }
 
-impl Command {
-    /// Whether standard output is only JSON, so that info messages are off.
-    fn prints_json(&self) -> bool {
-        match self {
-            Command::Average(average) => average.json.json,
-            Command::Bench(bench) => bench.json,
-            Command::Data(data) => data.prints_json(),
-            Command::Eval(eval) => eval.prints_json(),
-            Command::Export(export) => export.json.json,
-            Command::Prune(prune) => prune.json.json,
-            Command::Import(import) => import.json.json,
-            Command::Manifest(manifest) => manifest.prints_json(),
-            Command::Sample(sample) => sample.json,
-            _ => false,
-        }
+/// Whether standard output is only JSON, so that messages are off.
+fn prints_json(mut matches: &ArgMatches) -> bool {
+    while let Some((_, below)) = matches.subcommand() {
+        matches = below;
     }
+    ["json", "logprobs"]
+        .iter()
+        .any(|flag| matches!(matches.try_get_one(flag), Ok(Some(true))))
 }
 
 /// Parses a command line, the program's name first, without running it. For tests of the
@@ -222,15 +214,15 @@ pub fn main(commit: &'static str) -> ExitCode {
     device::cuda::set_environment(); // before any thread
     base::set_commit(commit);
     base::threads::report_refused_memory();
-    if let Some(line) = too_little_memory() {
+    if let Some(line) = check_memory() {
         base::warn!("{line}");
         return ExitCode::from(1);
     }
     base::input::allow_many_files();
-    let Cli { command, log_level, quiet } = match parse() {
+    let (Cli { command, log_level, quiet }, matches) = match parse() {
         Ok(parsed) => parsed,
         Err(problems) => {
-            base::warn!("{}", coloured(&problems.to_string()));
+            base::warn!("{}", colour_lines(&problems.to_string()));
             return ExitCode::from(2);
         }
     };
@@ -238,29 +230,29 @@ pub fn main(commit: &'static str) -> ExitCode {
     let _ = launch::signals::ignore_size_limit_signal(); // without it the signal's own end is as clear
     let traces = matches!(&command, Command::Run(args) if args.trace.is_some());
     let log_level =
-        if command.prints_json() { log_level.min(LevelFilter::ERROR) } else { log_level };
+        if prints_json(&matches) { log_level.min(LevelFilter::ERROR) } else { log_level };
     let log_level = if quiet { log_level.min(LevelFilter::WARN) } else { log_level };
     if quiet {
         base::progress::silence();
         messages.console().set_form(Form::Quiet);
     }
     messages.install(log_level, traces);
-    let (code, line) = match run(command, &messages) {
-        Ok(()) => unwritten(),
+    let (code, line) = match run_command(command, &messages) {
+        Ok(()) => check_output(),
         Err(error) => exit::code_and_line(&error),
     };
     if let Some(line) = line {
-        base::warn!("{}", coloured(&line));
+        base::warn!("{}", colour_lines(&line));
     }
     ExitCode::from(code)
 }
 
 /// Parses the command line. Prints help, and clap's messages about mistakes, and exits; a setting given
 /// as an option is the error.
-fn parse() -> Result<Cli, base::Problems> {
+fn parse() -> Result<(Cli, ArgMatches), base::Problems> {
     let parsed = parser()
         .try_get_matches()
-        .and_then(|found| Cli::from_arg_matches(&found));
+        .and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
     parsed.map_err(|error| {
         let words: Vec<String> = std::env::args_os()
             .skip(1)
@@ -269,7 +261,7 @@ fn parse() -> Result<Cli, base::Problems> {
         let mut parser = parser();
         parser.build();
         unknown::explain(&error, &parser, &words)
-            .unwrap_or_else(|| completions::without_long_lists(error.format(&mut parser)).exit())
+            .unwrap_or_else(|| completions::remove_long_lists(error.format(&mut parser)).exit())
     })
 }
 
@@ -278,7 +270,7 @@ const LEAST_MEMORY: Bytes = Bytes(16 << 20);
 
 /// Message if `ulimit -v` leaves less than `LEAST_MEMORY`. Threads that cannot start would abort the
 /// process without one.
-fn too_little_memory() -> Option<String> {
+fn check_memory() -> Option<String> {
     let HostMemory { free, total, limited, .. } = HostMemory::detect()?;
     let little = limited == MemoryLimit::ByProcess && free.0 < LEAST_MEMORY.0;
     little.then(|| {
@@ -290,7 +282,7 @@ fn too_little_memory() -> Option<String> {
 }
 
 /// Colours an error's lines on a terminal, unless NO_COLOR is set: mistakes red, remedies cyan.
-fn coloured(lines: &str) -> String {
+fn colour_lines(lines: &str) -> String {
     let wanted = std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
     if !(wanted && std::io::stderr().is_terminal()) {
         return lines.to_string();
@@ -304,14 +296,14 @@ fn coloured(lines: &str) -> String {
 
 /// Exit code of a command that succeeded: 1 with a message if writing to standard output failed, as
 /// on a full disk.
-fn unwritten() -> (u8, Option<String>) {
+fn check_output() -> (u8, Option<String>) {
     match base::say::failed() {
         None => (0, None),
         Some(error) => (1, Some(format!("gptrain: cannot write to standard output: {error}"))),
     }
 }
 
-fn run(command: Command, messages: &Messages) -> anyhow::Result<()> {
+fn run_command(command: Command, messages: &Messages) -> anyhow::Result<()> {
     if !matches!(command, Command::Run(_) | Command::Sweep(_)) {
         interrupt::listen()?;
     }

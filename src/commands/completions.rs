@@ -66,7 +66,7 @@ impl TypedValueParser for Offered {
 const LISTED: usize = 20;
 
 /// An error of the command line without a list of all settings.
-pub fn without_long_lists(mut error: clap::Error) -> clap::Error {
+pub fn remove_long_lists(mut error: clap::Error) -> clap::Error {
     let values = error.get(ContextKind::ValidValue);
     if matches!(values, Some(ContextValue::Strings(values)) if values.len() > LISTED) {
         error.remove(ContextKind::ValidValue);

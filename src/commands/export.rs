@@ -41,7 +41,7 @@ pub struct Export {
     #[command(flatten)]
     overwrite: Overwrite,
     #[command(flatten)]
-    pub json: Json,
+    json: Json,
 }
 
 /// Words of --dtype.

@@ -180,11 +180,11 @@ impl Resources {
         let tensor = m.topology.tensor;
         let Some(most) = self.gpus_per_node(m)? else {
             let nodes = self.nodes.map(usize::from);
-            let tasks = nodes.map_or(Ok(ranks), |nodes| split(ranks, nodes))?;
+            let tasks = nodes.map_or(Ok(ranks), |nodes| split_ranks(ranks, nodes))?;
             return Ok(Placement { nodes, tasks, gpus: false });
         };
         if let Some(nodes) = self.nodes.map(usize::from) {
-            let tasks = split(ranks, nodes)?;
+            let tasks = split_ranks(ranks, nodes)?;
             if tasks > most {
                 return Err(Problems::one(
                     "--nodes",
@@ -231,7 +231,7 @@ impl Resources {
 }
 
 /// Ranks of each node.
-fn split(ranks: usize, nodes: usize) -> Result<usize, Problems> {
+fn split_ranks(ranks: usize, nodes: usize) -> Result<usize, Problems> {
     if ranks.is_multiple_of(nodes) {
         Ok(ranks / nodes)
     } else {

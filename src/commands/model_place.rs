@@ -59,7 +59,7 @@ impl Source {
         }
     }
 
-    /// Hugging Face folder: itself, or the one that an imported run has kept.
+    /// Hugging Face folder: the source itself, or the copy in an imported run.
     pub fn hugging_face(&self) -> Option<PathBuf> {
         match self {
             Source::Checkpoint(local) => {

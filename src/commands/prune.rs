@@ -31,7 +31,7 @@ pub struct Prune {
     #[arg(long)]
     dry: bool,
     #[command(flatten)]
-    pub json: Json,
+    json: Json,
 }
 
 impl Prune {

@@ -39,7 +39,7 @@ pub struct Sample {
     tokenizer: Option<PathBuf>,
     /// Print one JSON line for each text
     #[arg(long)]
-    pub json: bool,
+    json: bool,
 }
 
 /// Token before the text, after which a model begins a document. Other programs do not add it.
@@ -65,9 +65,9 @@ impl fmt::Display for FirstToken {
         let FirstToken { token, text } = self;
         write!(
             f,
-            "the text begins after {text} (token {token}), which `generate` of transformers does "
-        )?;
-        write!(f, "not add")
+            "the text begins after {text} (token {token}), which `generate` of transformers does \
+             not add"
+        )
     }
 }
 
@@ -167,7 +167,7 @@ impl Sample {
         Err(Problems::one(
             self.checkpoint.display().to_string(),
             "the run's manifest names no tokenizer",
-            "say --tokenizer tokenizer.json (or bytes)",
+            "give --tokenizer tokenizer.json, or --tokenizer bytes",
         )
         .into())
     }

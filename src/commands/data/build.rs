@@ -56,7 +56,7 @@ pub struct Build {
     #[command(flatten)]
     overwrite: Overwrite,
     #[command(flatten)]
-    pub json: Json,
+    json: Json,
 }
 
 impl Build {

@@ -26,7 +26,7 @@ pub struct Check {
     #[arg(long)]
     digest: bool,
     #[command(flatten)]
-    pub json: Json,
+    json: Json,
 }
 
 impl Check {

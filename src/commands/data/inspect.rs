@@ -34,7 +34,7 @@ pub struct Inspect {
     #[arg(value_parser = number::whole::<usize>)]
     tokens: usize,
     #[command(flatten)]
-    pub json: Json,
+    json: Json,
 }
 
 impl Inspect {

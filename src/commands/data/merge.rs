@@ -20,7 +20,7 @@ pub struct Merge {
     #[command(flatten)]
     overwrite: Overwrite,
     #[command(flatten)]
-    pub json: Json,
+    json: Json,
 }
 
 impl Merge {

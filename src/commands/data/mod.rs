@@ -36,18 +36,6 @@ pub enum Command {
 }
 
 impl Command {
-    /// Whether standard output is only JSON.
-    pub fn prints_json(&self) -> bool {
-        match self {
-            Command::Build(build) => build.json.json,
-            Command::TrainTokenizer(train) => train.json.json,
-            Command::Inspect(inspect) => inspect.json.json,
-            Command::Check(check) => check.json.json,
-            Command::Merge(merge) => merge.json.json,
-            Command::Samples(samples) => samples.json,
-        }
-    }
-
     pub fn run(self) -> Result<()> {
         match self {
             Command::Build(build) => build.run(),

@@ -84,7 +84,7 @@ pub struct Samples {
     /// Print a line {"index": k, "tokens": [ids]} for every sample, with seq_len + 1 ids (or seq_len,
     /// see above) [default: show the first few samples as text]
     #[arg(long)]
-    pub json: bool,
+    json: bool,
     /// Tokenizer that decodes the text [default: tokenizer.json beside the first dataset, if any]
     #[arg(short, long)]
     tokenizer: Option<PathBuf>,

@@ -31,7 +31,7 @@ pub struct TrainTokenizer {
     #[arg(long, value_name = "TOKEN", default_value = "<|endoftext|>")]
     special: Vec<String>,
     #[command(flatten)]
-    pub json: Json,
+    json: Json,
 }
 
 impl TrainTokenizer {

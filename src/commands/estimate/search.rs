@@ -94,9 +94,9 @@ pub fn run(
     Ok(print_found(args, found, || explain_none(devices, search.exclusion(devices))))
 }
 
-const NONE_ON_ANY: &str = "no number of devices up to 65,536 fits";
+const NONE_ON_ANY: &str = "the model does not fit on any number of devices up to 65,536";
 
-/// Reason why no topology over so many devices can be planned: the settings that exclude all, or memory.
+/// Says why no topology over this number of devices fits: settings that exclude all, or memory.
 pub fn explain_none(devices: usize, exclusion: Option<String>) -> String {
     match exclusion {
         Some(exclusion) => format!("no topology over {devices} devices: {exclusion}"),
@@ -104,7 +104,7 @@ pub fn explain_none(devices: usize, exclusion: Option<String>) -> String {
     }
 }
 
-/// Devices of --gpus without those of the spare nodes.
+/// Devices of --gpus, without the spare nodes.
 fn count_devices(args: &Estimate, request: &Request) -> Result<usize, Problems> {
     let all = args.search.gpus.expect("clap asks for it");
     let spare = args.search.nodes_spare.unwrap_or(0);

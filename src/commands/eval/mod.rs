@@ -117,11 +117,6 @@ struct EvalData {
 }
 
 impl Eval {
-    /// Whether standard output is only JSON.
-    pub fn prints_json(&self) -> bool {
-        self.json || self.logprobs
-    }
-
     pub fn run(self, messages: &Messages) -> Result<()> {
         let Some(scored) = self.score(messages)? else { return Ok(()) };
         let mut out = std::io::stdout();
@@ -178,7 +173,7 @@ impl EvalData {
             return Err(Problems::one(
                 "--seq-len",
                 format!("{seq_len} is more than the model's {rows} positions"),
-                "say fewer",
+                format!("give at most {rows}"),
             )
             .into());
         }

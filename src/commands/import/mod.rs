@@ -53,7 +53,7 @@ pub struct Import {
     #[arg(long, value_name = "FILE")]
     reference: Option<PathBuf>,
     #[command(flatten)]
-    pub json: Json,
+    json: Json,
 }
 
 impl Import {

@@ -74,7 +74,7 @@ fn replay_checkpoint(folder: &Path, steps: u64) -> anyhow::Result<Vec<Replayed>>
     let spikes = checkpoint.index.spikes.clone();
     let mixture = &checkpoint.index.mixture;
     let spikes = Spikes::new(&m.divergence, spikes, mixture);
-    let recorded = records(folder);
+    let recorded = read_records(folder);
     let bar = progress::Progress::new("replaying", steps, Unit::Items("steps"));
     let on_step = &|| bar.add(1);
     let replayed = Replay { from, steps, saved: &recorded.saved, spikes, on_step };
@@ -122,7 +122,7 @@ struct Recorded {
 }
 
 /// Records of the run of a checkpoint: from its checkpoints, then from its metrics.
-fn records(folder: &Path) -> Recorded {
+fn read_records(folder: &Path) -> Recorded {
     let Ok(whole) = folder.canonicalize() else { return Recorded::default() };
     let Some(checkpoints) = whole.parent() else { return Recorded::default() };
     let found = checkpoint::published(checkpoints).unwrap_or_default();

@@ -16,7 +16,7 @@ pub struct Check {
     #[command(flatten)]
     source: Source,
     #[command(flatten)]
-    pub json: Json,
+    json: Json,
 }
 
 impl Check {
@@ -77,7 +77,7 @@ impl CheckedManifest {
     }
 
     fn say(&self) {
-        base::say!("{}", summary(&self.loaded));
+        base::say!("{}", summarize(&self.loaded));
         for note in &self.files.notes {
             base::say!("  note       {note}");
         }
@@ -90,7 +90,7 @@ impl CheckedManifest {
     fn object(&self) -> Value {
         let CheckedManifest { loaded, files } = self;
         let m = &loaded.manifest;
-        let notes = [&notes(m)[..], &files.notes].concat();
+        let notes = [&list_notes(m)[..], &files.notes].concat();
         let cannot_run = m.runnable().err().unwrap_or_default();
         json!({
             "ok": true, "name": m.name, "manifest": loaded.source, "mistakes": [],
@@ -114,7 +114,7 @@ fn check_hardware(m: &Manifest) -> Problems {
     found.and_then(Result::err).unwrap_or_default()
 }
 
-fn summary(loaded: &Loaded) -> String {
+fn summarize(loaded: &Loaded) -> String {
     let m = &loaded.manifest;
     let model = &m.model;
     let mut lines = vec![
@@ -128,9 +128,9 @@ fn summary(loaded: &Loaded) -> String {
             Count(model.vocab_padded as u64),
             model.seq_len
         ),
-        format!("  size      {}", size(m)),
-        format!("  batch     {}", batch(m)),
-        format!("  run       {}", length(m)),
+        format!("  size      {}", describe_size(m)),
+        format!("  batch     {}", describe_batch(m)),
+        format!("  run       {}", describe_length(m)),
     ];
     let topology = &m.topology;
     if topology.ranks() > 1 {
@@ -143,7 +143,11 @@ fn summary(loaded: &Loaded) -> String {
             topology.zero
         ));
     }
-    lines.extend(notes(m).iter().map(|note| format!("  note      {note}")));
+    lines.extend(
+        list_notes(m)
+            .iter()
+            .map(|note| format!("  note      {note}")),
+    );
     if let Err(problems) = m.runnable() {
         lines.push("  This version can plan this run, but not execute it:".to_string());
         lines.extend(
@@ -157,18 +161,18 @@ fn summary(loaded: &Loaded) -> String {
 }
 
 /// Valid settings that are seldom intended.
-fn notes(m: &Manifest) -> Vec<String> {
+fn list_notes(m: &Manifest) -> Vec<String> {
     m.notes().into_iter().chain(m.schedule_note(0, 0)).collect()
 }
 
 /// Number of parameters, and memory of the fullest rank.
-fn size(m: &Manifest) -> String {
+fn describe_size(m: &Manifest) -> String {
     let parameters = Count(model::parameters(&m.model)).with_noun("parameter");
     let most = if m.topology.ranks() > 1 { " on the fullest rank" } else { "" };
     format!("{parameters}; {} of memory{most}", dry_run::memory(m))
 }
 
-fn batch(m: &Manifest) -> String {
+fn describe_batch(m: &Manifest) -> String {
     let text = format!("micro {}, global {}", m.batch.micro, m.batch.global);
     match m.batch.ramp_up {
         None => text,
@@ -181,7 +185,7 @@ fn batch(m: &Manifest) -> String {
     }
 }
 
-fn length(m: &Manifest) -> String {
+fn describe_length(m: &Manifest) -> String {
     let samples = m.train.samples;
     let tokens = samples.saturating_mul(m.model.seq_len as u64);
     let steps = m.batch.ramp().steps(samples);

@@ -33,11 +33,6 @@ pub struct Source {
 }
 
 impl Command {
-    /// Whether standard output is only JSON.
-    pub fn prints_json(&self) -> bool {
-        matches!(self, Command::Check(check) if check.json.json)
-    }
-
     pub fn run(self) -> anyhow::Result<()> {
         match self {
             Command::New(new) => return new.run(),

@@ -166,7 +166,7 @@ impl New {
             }
         };
         let tokens = dataset.as_ref().map(Indexed::tokens);
-        let parts = dataset.as_ref().map(parts).transpose()?;
+        let parts = dataset.as_ref().map(count_part_tokens).transpose()?;
         let cut_into = dataset
             .as_ref()
             .filter(|dataset| dataset.sequences() > dataset.documents())
@@ -186,7 +186,7 @@ impl New {
         let asked = self.params.is_some();
         let shape = published(wanted as f64, self.family).filter(|_| asked);
         let Some(shape) = shape else {
-            let seq_len = seq_len(if wanted < SMALL { 256 } else { 1024 }, smallest)?;
+            let seq_len = choose_seq_len(if wanted < SMALL { 256 } else { 1024 }, smallest)?;
             let family = self.family.unwrap_or(Family::Gpt2);
             let vocab = facts.vocab.unwrap_or(GPT2_VOCAB);
             let model = nearest_shape(wanted, family, vocab, seq_len, Counted::All);
@@ -201,7 +201,7 @@ impl New {
             hidden: shape.hidden,
             heads: shape.heads,
             vocab: facts.vocab.unwrap_or(shape.vocab),
-            seq_len: seq_len(shape.seq_len, smallest)?,
+            seq_len: choose_seq_len(shape.seq_len, smallest)?,
         };
         Ok(shape.model(&Model::with_defaults(shape.family, sizes, 1)))
     }
@@ -209,7 +209,7 @@ impl New {
     fn yaml(&self, name: &str, facts: &DataFacts, model: &Model) -> String {
         let params = model::parameters(model);
         let large = params >= LARGE;
-        let (seq_len, batch) = (model.seq_len as u64, batch(params, model.seq_len));
+        let (seq_len, batch) = (model.seq_len as u64, choose_batch(params, model.seq_len));
         let enough = TOKENS_PER_PARAMETER * params;
         let available = facts.training().map(|tokens| EPOCHS * tokens);
         let tokens = available
@@ -220,7 +220,7 @@ impl New {
             Some(most) if most < enough => format!("{EPOCHS} times the training data"),
             _ => format!("{TOKENS_PER_PARAMETER} a parameter (Hoffmann et al. 2022)"),
         };
-        let peak = peak(params);
+        let peak = choose_peak(params);
         let tenth = (steps / 10).clamp(1, 1000);
         let evaluation = if facts.holds_out() {
             format!("  eval_interval: {tenth}\n  eval_samples: {}\n", batch.max(64))
@@ -316,7 +316,7 @@ model: # {} parameters{like}
 
     fn data_section(&self, facts: &DataFacts) -> String {
         let train = match &self.data {
-            Some(prefix) => path(prefix),
+            Some(prefix) => quote_path(prefix),
             None => "mine # PREFIX of `gptrain data build … --output PREFIX`".into(),
         };
         let split = match facts.cut_into {
@@ -337,7 +337,7 @@ model: # {} parameters{like}
         let tokenizer = facts
             .tokenizer
             .as_deref()
-            .map(|file| format!("  tokenizer: {}{guess}\n", path(file)));
+            .map(|file| format!("  tokenizer: {}{guess}\n", quote_path(file)));
         let eod = facts.eod.map(|eod| {
             format!("  # eod: {{token: {eod}, reset_attention: true}} # documents do not see each other\n")
         });
@@ -369,7 +369,7 @@ impl DataFacts {
 }
 
 /// Tokens of the documents that `SPLIT` gives to training and to validation.
-fn parts(dataset: &Indexed) -> anyhow::Result<[u64; 2]> {
+fn count_part_tokens(dataset: &Indexed) -> anyhow::Result<[u64; 2]> {
     let [train, valid, _] = split(DataRule::MegatronCore, SPLIT, dataset.sequences())?;
     Ok([train, valid].map(|part| {
         dataset.lengths()[part]
@@ -415,7 +415,7 @@ fn nearest_shape(
     let all = wide.flat_map(|hidden| (2..=96).map(move |layers| (layers, hidden)));
     // How far it is from the wanted size and, a tenth of that, from the usual proportions.
     let far = |model: &Model| {
-        let embedding = if counted == Counted::Layers { embedding(model) } else { 0.0 };
+        let embedding = if counted == Counted::Layers { count_embedding(model) } else { 0.0 };
         let size = (model::parameters(model) as f64 - embedding) / params as f64;
         let proportions = model.hidden as f64 / model.layers as f64 / 64.0;
         size.ln().abs() + 0.1 * proportions.ln().abs()
@@ -427,17 +427,17 @@ fn nearest_shape(
 }
 
 /// Parameters of the embedding, and of an untied output head.
-fn embedding(model: &Model) -> f64 {
+fn count_embedding(model: &Model) -> f64 {
     let tables = if model.tied_head { 1 } else { 2 };
     (tables * model.vocab * model.hidden) as f64
 }
 
 fn embedding_share(model: &Model) -> f64 {
-    embedding(model) / model::parameters(model) as f64
+    count_embedding(model) / model::parameters(model) as f64
 }
 
 /// Usual seq_len, halved until the smallest part that is read fills two samples.
-fn seq_len(usual: usize, tokens: Option<u64>) -> anyhow::Result<usize> {
+fn choose_seq_len(usual: usize, tokens: Option<u64>) -> anyhow::Result<usize> {
     let mut halves = std::iter::successors(Some(usual), |n| (*n > SHORTEST).then_some(n / 2));
     let least = 2 * (SHORTEST + 1);
     halves
@@ -447,7 +447,7 @@ fn seq_len(usual: usize, tokens: Option<u64>) -> anyhow::Result<usize> {
 
 /// Samples per step: about a thousandth of the parameters in tokens, as for GPT-3's sizes. A multiple
 /// of 8; from 64 a power of two, which is divisible by many numbers of devices.
-fn batch(params: u64, seq_len: usize) -> u64 {
+fn choose_batch(params: u64, seq_len: usize) -> u64 {
     let samples = (params / 1000).clamp(2048, 4_000_000) / seq_len as u64;
     match samples {
         64.. => 1 << (samples as f64).log2().round() as u32,
@@ -456,11 +456,11 @@ fn batch(params: u64, seq_len: usize) -> u64 {
 }
 
 /// Best learning rate of AdamW for a number of parameters (Kaplan et al. 2020, eq. D.1).
-fn peak(params: u64) -> f64 {
+fn choose_peak(params: u64) -> f64 {
     (0.003239 - 0.0001395 * (params as f64).ln()).max(1e-4)
 }
 
-fn path(path: &Path) -> String {
+fn quote_path(path: &Path) -> String {
     quoted(&path.display().to_string())
 }
 

@@ -55,7 +55,7 @@ impl Variants {
     /// lists the mistakes of all variants. `folder` has the variants' folders; by default it is
     /// the manifest's own with `-sweep`.
     pub fn read(manifest: &Path, sets: &[String], folder: Option<&Path>) -> Result<Variants> {
-        let axes = axes(sets)?;
+        let axes = parse_axes(sets)?;
         let fewest: Vec<String> = axes
             .iter()
             .map(|axis| format!("{}={}", axis.key, axis.values[0]))
@@ -71,8 +71,8 @@ impl Variants {
         };
         let mut problems = Problems::default();
         let mut all = Vec::new();
-        for values in combinations(&axes)? {
-            let name = name(&axes, &values);
+        for values in combine_values(&axes)? {
+            let name = name_variant(&axes, &values);
             let mut sets: Vec<String> = std::iter::zip(&axes, &values)
                 .map(|(axis, value)| format!("{}={value}", axis.key))
                 .collect();
@@ -165,7 +165,7 @@ impl Variants {
 }
 
 /// The settings of `--set`, each with its values.
-fn axes(sets: &[String]) -> Result<Vec<Axis<'_>>, Problems> {
+fn parse_axes(sets: &[String]) -> Result<Vec<Axis<'_>>, Problems> {
     let mut problems = Problems::default();
     let mut axes: Vec<Axis> = Vec::new();
     for set in sets {
@@ -179,7 +179,7 @@ fn axes(sets: &[String]) -> Result<Vec<Axis<'_>>, Problems> {
             continue;
         };
         let key = key.trim();
-        let values = split(values);
+        let values = split_values(values);
         if axes.iter().any(|axis| axis.key == key) {
             problems.add(place, format!("{key} is given twice"), "write its values in one --set");
         } else if key == "log.folder" {
@@ -206,7 +206,7 @@ fn count(values: &[&str], value: &str) -> usize {
 }
 
 /// Splits at commas outside brackets, braces and quotes.
-fn split(values: &str) -> Vec<&str> {
+fn split_values(values: &str) -> Vec<&str> {
     let mut parts = Vec::new();
     let mut begin = 0;
     let mut depth = 0;
@@ -230,7 +230,7 @@ fn split(values: &str) -> Vec<&str> {
 }
 
 /// Every combination of the values; the last setting varies first.
-fn combinations<'a>(axes: &[Axis<'a>]) -> Result<Vec<Vec<&'a str>>, Problems> {
+fn combine_values<'a>(axes: &[Axis<'a>]) -> Result<Vec<Vec<&'a str>>, Problems> {
     let number = axes
         .iter()
         .try_fold(1usize, |n, axis| n.checked_mul(axis.values.len()));
@@ -257,7 +257,7 @@ fn combinations<'a>(axes: &[Axis<'a>]) -> Result<Vec<Vec<&'a str>>, Problems> {
 }
 
 /// Name of a combination: the values of the settings that have several.
-fn name(axes: &[Axis], values: &[&str]) -> String {
+fn name_variant(axes: &[Axis], values: &[&str]) -> String {
     let varied = std::iter::zip(axes, values).filter(|(axis, _)| axis.values.len() > 1);
     let parts: Vec<String> = varied
         .map(|(axis, value)| format!("{}={value}", axis.key))
@@ -282,28 +282,32 @@ mod tests {
 
     #[test]
     fn commas_in_brackets_and_quotes_belong_to_a_value() {
-        assert_eq!(split("1e-4, 3e-4"), ["1e-4", "3e-4"]);
-        assert_eq!(split("[a, b],{x: 1, y: 2}"), ["[a, b]", "{x: 1, y: 2}"]);
-        assert_eq!(split("\"95,5,0\",'90,10,0'"), ["\"95,5,0\"", "'90,10,0'"]);
+        assert_eq!(split_values("1e-4, 3e-4"), ["1e-4", "3e-4"]);
+        assert_eq!(split_values("[a, b],{x: 1, y: 2}"), ["[a, b]", "{x: 1, y: 2}"]);
+        assert_eq!(split_values("\"95,5,0\",'90,10,0'"), ["\"95,5,0\"", "'90,10,0'"]);
     }
 
     #[test]
     fn every_combination_has_its_own_name() {
         let sets = ["a=1,2", "b=7", "c=[x],[y],{z: 1}"].map(str::to_string);
-        let axes = axes(&sets).unwrap();
-        let all = combinations(&axes).unwrap();
-        let names: std::collections::BTreeSet<_> = all.iter().map(|v| name(&axes, v)).collect();
+        let axes = parse_axes(&sets).unwrap();
+        let all = combine_values(&axes).unwrap();
+        let names: std::collections::BTreeSet<_> =
+            all.iter().map(|v| name_variant(&axes, v)).collect();
         assert_eq!((all.len(), names.len()), (6, 6));
         assert_eq!(all[1], ["1", "7", "[y]"]);
-        let axes = super::axes(&sets[..2]).unwrap();
-        assert_eq!(name(&axes, &["2", "7"]), "a=2");
+        let axes = parse_axes(&sets[..2]).unwrap();
+        assert_eq!(name_variant(&axes, &["2", "7"]), "a=2");
     }
 
     #[test]
     fn mistakes_in_values_are_named() {
         let wrong = |sets: &[&str]| {
             let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
-            axes(&sets).map(|axes| axes.len()).unwrap_err().to_string()
+            parse_axes(&sets)
+                .map(|axes| axes.len())
+                .unwrap_err()
+                .to_string()
         };
         assert!(wrong(&["a=1"]).contains("no setting has several values"));
         assert!(wrong(&["a=1,1"]).contains("the value 1 twice"));
