@@ -45,8 +45,12 @@ impl Average {
             }
         }
         if found.len() < 2 {
-            let what = Count(found.len() as u64).with_noun("checkpoint");
-            return Err(Problems::one("CHECKPOINTS", what, "name at least two").into());
+            return Err(Problems::one(
+                "CHECKPOINTS",
+                Count(found.len() as u64).with_noun("checkpoint"),
+                "name at least two",
+            )
+            .into());
         }
         let written = write_mean(&found, &self.output, self.overwrite.existing())?;
         let names: Vec<String> = found.iter().map(LocalCheckpoint::name).collect();

@@ -195,8 +195,7 @@ impl Resources {
             return Ok(Placement { nodes: Some(nodes), tasks, gpus: true });
         }
         // The fewest nodes; tensor parallelism inside a node, if it fits there.
-        let even = |nodes: &usize| ranks.is_multiple_of(*nodes);
-        let mut all = (ranks.div_ceil(most)..=ranks).filter(even);
+        let mut all = (ranks.div_ceil(most)..=ranks).filter(|nodes| ranks.is_multiple_of(*nodes));
         let nodes = all
             .clone()
             .find(|nodes| (ranks / nodes).is_multiple_of(tensor))

@@ -104,7 +104,7 @@ impl Pruning {
         }
         let steps: Vec<u64> = published.iter().map(|found| found.step).collect();
         let old: BTreeSet<u64> = checkpoint::outdated(&steps, keep).into_iter().collect();
-        let newest_copy = if old.is_empty() { None } else { newest_copy(run)? };
+        let newest_copy = if old.is_empty() { None } else { find_newest_copy(run)? };
         let is_copied = |step: &u64| newest_copy.is_some_and(|newest| *step <= newest);
         let uncopied = old
             .iter()
@@ -114,7 +114,7 @@ impl Pruning {
         let mut outdated = Vec::new();
         for CheckpointFolder { step, folder } in published {
             if old.contains(&step) && is_copied(&step) {
-                let bytes = bytes(&folder)?;
+                let bytes = count_bytes(&folder)?;
                 outdated.push(Outdated { step, folder, bytes });
             }
         }
@@ -142,7 +142,7 @@ impl Pruning {
 
 /// Step of the newest complete copy in the run's other place: later checkpoints may still be copied,
 /// earlier ones are not. The largest step if the run has no such place, None if nothing is copied.
-fn newest_copy(run: &Path) -> Result<Option<u64>> {
+fn find_newest_copy(run: &Path) -> Result<Option<u64>> {
     let path = run.join(manifest::IN_FOLDER);
     if !path.exists() {
         return Ok(Some(u64::MAX));
@@ -163,7 +163,7 @@ fn newest_copy(run: &Path) -> Result<Option<u64>> {
 }
 
 /// Bytes of a checkpoint's files.
-fn bytes(folder: &Path) -> Result<u64> {
+fn count_bytes(folder: &Path) -> Result<u64> {
     let failed = || format!("cannot list {}", folder.display());
     let mut bytes = 0;
     for entry in fs::read_dir(folder).with_context(failed)? {

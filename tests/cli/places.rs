@@ -132,7 +132,10 @@ fn an_unknown_option_is_answered_with_the_one_that_was_meant() {
         ("eval m --num_fewshot 5", "did you mean `--shots 5`?"),
         ("eval m --batch_size=8", "did you mean `--set batch.micro=8`?"),
         ("estimate run.yaml --top 3", "--search --gpus N prints the best plans"),
-        ("export m --output o --format megatron", "give --to megatron or --to deepspeed-universal"),
+        (
+            "export m --output o --format megatron",
+            "give --to megatron, --to deepspeed-universal, or nothing",
+        ),
         ("export m --output o --megatron", "did you mean `--to megatron`?"),
         ("export m --output o --tp 2", "did you mean `--tensor 2`?"),
         ("compare a b --html c", "did you mean `--output c`?"),
@@ -155,11 +158,12 @@ fn an_unknown_option_is_answered_with_the_one_that_was_meant() {
 #[test]
 fn a_path_that_does_not_exist_is_answered_with_the_nearest() {
     let lab = Lab::new();
-    lab.run(&["train.steps=1"]).expect(0, &[]);
+    lab.run(&["train.steps=1", "log.folder=runs/small"])
+        .expect(0, &[]);
     for (typed, meant) in [
-        ("runs/b", "runs/a"),
-        ("rnus/a", "runs/a"),
-        ("a", "runs/a"),
+        ("runs/smal", "runs/small"),
+        ("rnus/small", "runs/small"),
+        ("small", "runs/small"),
         ("run.yml", "run.yaml"),
         ("run", "run.yaml"),
     ] {

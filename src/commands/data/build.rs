@@ -124,7 +124,6 @@ impl Build {
     }
 
     fn find_eod(&self, tokenizer: &Tokenizer) -> Result<u32, Problems> {
-        let wrong = |what: String, remedy: String| Problems::one("--eod", what, remedy);
         let names: Vec<&str> = tokenizer
             .specials()
             .iter()
@@ -133,13 +132,15 @@ impl Build {
         let names = names.join(" ");
         match &self.eod {
             Some(name) => tokenizer.token(name).ok_or_else(|| {
-                wrong(
+                Problems::one(
+                    "--eod",
                     format!("\"{name}\" is not one token of {}", self.tokenizer.display()),
                     format!("its special tokens are {names}; any single token will do"),
                 )
             }),
             None => tokenizer.eod().ok_or_else(|| {
-                wrong(
+                Problems::one(
+                    "--eod",
                     format!("{} does not say which token ends documents", self.tokenizer.display()),
                     format!("name one of its tokens with --eod, such as {names}"),
                 )

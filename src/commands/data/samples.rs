@@ -131,7 +131,11 @@ impl Samples {
             Some((from, to)) => SharePart::Range(from, to),
             None => SharePart::Split(self.split.clone(), self.which),
         };
-        let weight = |i: usize| self.weights.get(i).copied();
+        let mut datasets = Vec::new();
+        for (i, named) in self.datasets.iter().enumerate() {
+            let weight = self.weights.get(i).copied().unwrap_or(1.0);
+            datasets.push(Share { prefix: prefix(named), weight, part: part.clone() });
+        }
         Ok(Preview {
             rule: self.rule,
             seed: self.seed,
@@ -142,16 +146,7 @@ impl Samples {
                 .get(self.which)
                 .or(self.samples.first())
                 .copied(),
-            datasets: self
-                .datasets
-                .iter()
-                .enumerate()
-                .map(|(i, named)| Share {
-                    prefix: prefix(named),
-                    weight: weight(i).unwrap_or(1.0),
-                    part: part.clone(),
-                })
-                .collect(),
+            datasets,
             weighted: !self.weights.is_empty(),
             cache: self
                 .cache

@@ -79,9 +79,11 @@ impl Text {
 
     /// Files to read of a folder.
     fn selection(&self) -> FileSelection {
-        let endings = self.ext.iter();
-        let endings = endings.map(|ending| ending.trim_start_matches('.').to_lowercase());
-        FileSelection { format: self.format, endings: endings.collect() }
+        let mut endings = Vec::new();
+        for ending in &self.ext {
+            endings.push(ending.trim_start_matches('.').to_lowercase());
+        }
+        FileSelection { format: self.format, endings }
     }
 
     pub fn rules(&self) -> DocumentRules {
@@ -89,8 +91,8 @@ impl Text {
     }
 
     pub fn threads(&self) -> usize {
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        self.threads.unwrap_or_else(cores)
+        self.threads
+            .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
     }
 }
 

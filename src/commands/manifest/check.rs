@@ -43,26 +43,7 @@ struct CheckedManifest {
 impl CheckedManifest {
     /// Loads a manifest and checks its files; every mistake is an error.
     fn load(path: &Path, sets: &[String]) -> Result<CheckedManifest> {
-        // A mistake in the manifest may cause the mistakes in its files: those are left out.
-        let more = |m: &Manifest, are_valid: Validity| {
-            let mut more = check_hardware(m);
-            let files = file_checks::check_files(m).unwrap_or_default();
-            more.list.extend(files.missing.list);
-            let caused = |place: &str| match place {
-                "data.eod.token" => !are_valid(&["data.eod", "data.tokenizer"]),
-                "checkpoint.also" => !are_valid(&["checkpoint.also"]),
-                _ => !are_valid(&["model.vocab"]), // what is compared with it
-            };
-            more.list.extend(
-                files
-                    .wrong
-                    .list
-                    .into_iter()
-                    .filter(|wrong| !caused(&wrong.place)),
-            );
-            more
-        };
-        let loaded = manifest::load_with(path, sets, &more)?;
+        let loaded = manifest::load_with(path, sets, &find_mistakes)?;
         check_hardware(&loaded.manifest).or(())?;
         let mut files = file_checks::check_files(&loaded.manifest)?;
         if files.wrong.list.is_empty() && files.missing.list.is_empty() {
@@ -102,6 +83,24 @@ impl CheckedManifest {
             "vocab_padded": m.model.vocab_padded, "run_folder": m.log.folder,
         })
     }
+}
+
+/// Mistakes in the files of a manifest with mistakes, without those that it causes.
+fn find_mistakes(m: &Manifest, are_valid: Validity) -> Problems {
+    let mut found = check_hardware(m);
+    let files = file_checks::check_files(m).unwrap_or_default();
+    found.list.extend(files.missing.list);
+    for wrong in files.wrong.list {
+        let causes: &[&str] = match &*wrong.place {
+            "data.eod.token" => &["data.eod", "data.tokenizer"],
+            "checkpoint.also" => &["checkpoint.also"],
+            _ => &["model.vocab"], // it is compared with this
+        };
+        if are_valid(causes) {
+            found.list.push(wrong);
+        }
+    }
+    found
 }
 
 /// Error if plan.hardware is not a row of the table.

@@ -396,34 +396,31 @@ fn nearest_shape(
     seq_len: usize,
     counted: Counted,
 ) -> Model {
-    let model = |(layers, hidden): (usize, usize)| {
-        let heads = hidden
-            / match hidden {
-                ..=256 => 32,
-                257..2048 => 64,
-                _ => 128,
-            };
-        Model::with_defaults(family, Sizes { layers, hidden, heads, vocab, seq_len }, 1)
-    };
-    // Eight ranks divide the heads of a model that may need them.
-    let divided = |hidden: &usize| match *hidden {
-        ..1024 => true,
-        1024..2048 => hidden.is_multiple_of(8 * 64),
-        _ => hidden.is_multiple_of(8 * 128),
-    };
-    let wide = (1..=192).map(|k| 64 * k).filter(divided);
-    let all = wide.flat_map(|hidden| (2..=96).map(move |layers| (layers, hidden)));
-    // How far it is from the wanted size and, a tenth of that, from the usual proportions.
-    let far = |model: &Model| {
-        let embedding = if counted == Counted::Layers { count_embedding(model) } else { 0.0 };
-        let size = (model::parameters(model) as f64 - embedding) / params as f64;
-        let proportions = model.hidden as f64 / model.layers as f64 / 64.0;
-        size.ln().abs() + 0.1 * proportions.ln().abs()
-    };
-    let all = all.map(model).map(|model| (far(&model), model));
-    all.min_by(|one, other| one.0.total_cmp(&other.0))
-        .expect("there are some")
-        .1
+    let mut nearest: Option<(f64, Model)> = None;
+    for hidden in (64usize..=192 * 64).step_by(64) {
+        let head = match hidden {
+            ..=256 => 32,
+            257..2048 => 64,
+            _ => 128,
+        };
+        // Eight ranks divide the heads of a model that may need them.
+        if hidden >= 1024 && !hidden.is_multiple_of(8 * head) {
+            continue;
+        }
+        for layers in 2..=96 {
+            let sizes = Sizes { layers, hidden, heads: hidden / head, vocab, seq_len };
+            let model = Model::with_defaults(family, sizes, 1);
+            let embedding = if counted == Counted::Layers { count_embedding(&model) } else { 0.0 };
+            let size = (model::parameters(&model) as f64 - embedding) / params as f64;
+            let proportions = hidden as f64 / layers as f64 / 64.0;
+            // From the wanted size and, a tenth of that, from the usual proportions.
+            let distance = size.ln().abs() + 0.1 * proportions.ln().abs();
+            if nearest.as_ref().is_none_or(|(least, _)| distance < *least) {
+                nearest = Some((distance, model));
+            }
+        }
+    }
+    nearest.expect("there are some").1
 }
 
 /// Parameters of the embedding, and of an untied output head.
