@@ -47,10 +47,9 @@ impl Bench {
                 sick_nodes::add(folder, host, Reason::Slow, &slow.text)?;
             }
         }
-        match outcome.measured {
-            Some(measured) if self.json => base::say!("{:#}", serde_json::to_value(&measured)?),
-            Some(measured) => base::say!("{}", print::text(&measured).trim_end()),
-            None => {} // the process of rank 0 prints it
+        // The process of rank 0 has them.
+        if let Some(measured) = &outcome.measured {
+            print::printout(measured).say(self.json);
         }
         if outcome.healthy { Ok(()) } else { Err(AlreadyPrinted { code: exit::SLOW }.into()) }
     }

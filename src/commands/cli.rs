@@ -66,7 +66,7 @@ Exit codes:
 
 /// Text of `--version`: commit, kernels, features.
 static VERSION: LazyLock<String> = LazyLock::new(|| {
-    let kernels = device::cuda::kernels().unwrap_or_else(|| "none: for the CPU alone".into());
+    let kernels = device::Gpu::kernels().unwrap_or_else(|| "none: for the CPU alone".into());
     let all = [
         ("tokenizers", cfg!(feature = "tokenizers")),
         ("parquet", cfg!(feature = "parquet")),
@@ -211,7 +211,7 @@ fn all_flags_have_one_grammar_of_numbers() {
 
 /// Runs the command line. `commit` is the one that the program was built from.
 pub fn main(commit: &'static str) -> ExitCode {
-    device::cuda::set_environment(); // before any thread
+    device::Gpu::set_environment(); // before any thread
     base::set_commit(commit);
     base::threads::report_refused_memory();
     if let Some(line) = check_memory() {

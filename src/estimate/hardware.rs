@@ -22,7 +22,7 @@ pub struct Hardware {
     pub about: String,
     /// Peak of one device, dense, in 16 bits.
     pub peak_tflops: f64,
-    /// Peak in 8 and in 4 bits; 0 if it has none.
+    /// Peak TFLOP/s in 8-bit and in 4-bit floats; 0 if unsupported.
     #[serde(default)]
     pub fp8_tflops: f64,
     #[serde(default)]

@@ -4,8 +4,9 @@
 use crate::report::curves::{self, XAxis};
 use crate::report::page::{self, Run, figure};
 use anyhow::Result;
+use base::Count;
 use base::svg::{Chart, Scale, escape, short};
-use base::{Count, columns};
+use base::table::{Cell, Printout, Rows, Table};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -37,16 +38,18 @@ impl ComparedRow {
     }
 
     /// Second run's value relative to the first one's.
-    fn difference(&self) -> String {
-        let [first, second] = self.values[..] else { return String::new() };
-        match self.format {
-            _ if !(second - first).is_finite() => String::new(),
+    fn difference(&self) -> Cell {
+        let [first, second] = self.values[..] else { return Cell::default() };
+        let difference = second - first;
+        let text = match self.format {
+            _ if !difference.is_finite() => String::new(),
             Format::Count => String::new(),
-            Format::Digits => format!("{:+.4}", second - first),
-            Format::Percent => format!("{:+.1}", second - first),
+            Format::Digits => format!("{difference:+.4}"),
+            Format::Percent => format!("{difference:+.1}"),
             _ if first == 0.0 => String::new(),
             _ => format!("{:+.1} %", 100.0 * (second / first - 1.0)),
-        }
+        };
+        Cell::new(difference, text)
     }
 }
 
@@ -215,107 +218,72 @@ impl Comparison {
         self.0.iter().map(|(label, _)| label.clone())
     }
 
-    /// Cells of the table of numbers, its head first; for two runs with their difference.
-    fn cells(&self) -> Vec<Vec<String>> {
-        let pair = self.0.len() == 2;
-        let head: Vec<String> = [String::new()]
-            .into_iter()
-            .chain(self.labels())
-            .chain(pair.then(|| "difference".to_string()))
-            .collect();
-        [head]
-            .into_iter()
-            .chain(self.rows().into_iter().map(|row| {
-                let difference = pair.then(|| row.difference());
-                let values = row.values.iter().map(|value| row.show(*value));
-                [row.name.clone()]
-                    .into_iter()
-                    .chain(values)
-                    .chain(difference)
-                    .collect()
-            }))
-            .collect()
-    }
-
-    /// Cells of the table of settings, its head first.
-    fn setting_cells(&self) -> Vec<Vec<String>> {
-        let head = ["setting".to_string()]
-            .into_iter()
-            .chain(self.labels())
-            .collect();
-        [head]
-            .into_iter()
-            .chain(
-                self.settings()
-                    .into_iter()
-                    .map(|(key, values)| [vec![key], values].concat()),
-            )
-            .collect()
-    }
-
-    /// Two tables with the notes between them. Truncates long values of settings; those in JSON, which
-    /// would lose their meaning, are whole below the tables.
-    pub fn text(&self) -> String {
-        let longest = (WIDTH / self.0.len().max(1)).clamp(12, 32);
-        // The ends of two paths differ more often than their beginnings.
-        let cut = |cell: String| match cell.chars().count() {
-            long if long > longest => {
-                let kept = cell.chars().skip(long + 1 - longest);
-                ['…'].into_iter().chain(kept).collect()
-            }
-            _ => cell,
-        };
-        let (whole, short): (Vec<_>, Vec<_>) = self.setting_cells().into_iter().partition(|row| {
-            row.iter()
-                .any(|cell| cell.starts_with(['[', '{']) && cell.chars().count() > longest)
-        });
-        let short: Vec<Vec<String>> = short
-            .into_iter()
-            .map(|row| {
-                let (key, values) = row.split_first().expect("a row has a key");
-                [key.clone()]
-                    .into_iter()
-                    .chain(values.iter().cloned().map(cut))
-                    .collect()
-            })
-            .collect();
-        let mut parts = vec![columns(&self.cells(), 1)];
-        parts.extend(Some(self.notes().join("\n")).filter(|notes| !notes.is_empty()));
-        match (short.len(), whole.len()) {
-            (1, 0) => parts.push("all settings are equal".to_string()),
-            (1, _) => {}
-            _ => parts.push(columns(&short, 1)),
+    /// Table of the numbers; of two runs with their difference.
+    fn numbers(&self) -> Table {
+        let rows = self.rows();
+        let mut table = Rows::new(&rows).column("", "name", |row| row.name.clone());
+        for (run, label) in self.labels().enumerate() {
+            table = table.text(label, |row| Cell::new(row.values[run], row.show(row.values[run])));
         }
-        parts.extend(whole.iter().map(|row| {
-            let lines = self
-                .labels()
-                .zip(&row[1..])
-                .map(|(label, value)| format!("  {label}: {value}"));
-            [row[0].clone()]
-                .into_iter()
-                .chain(lines)
-                .collect::<Vec<_>>()
-                .join("\n")
-        }));
-        parts.join("\n\n")
+        if self.0.len() == 2 {
+            table = table.text("difference", ComparedRow::difference);
+        }
+        table
+            .json("values", |row| Cell::new(row.values.clone(), ""))
+            .table()
     }
 
-    pub fn object(&self) -> Value {
-        let rows: Vec<Value> = self
-            .rows()
-            .into_iter()
-            .map(|row| {
-                let values: Vec<Option<f64>> = row
-                    .values
-                    .iter()
-                    .map(|value| Some(*value).filter(|value| value.is_finite()))
+    /// Table of settings that differ.
+    fn settings_table(&self, settings: &[(String, Vec<String>)]) -> Table {
+        let mut table = Rows::new(settings).text("setting", |(key, _)| key.clone());
+        for (run, label) in self.labels().enumerate() {
+            table = table.text(label, |(_, values)| values[run].clone());
+        }
+        table.table()
+    }
+
+    /// Both tables with the notes between them. Truncates long values of settings; those in JSON, which
+    /// would lose their meaning, are whole below the tables.
+    pub fn printout(&self) -> Printout {
+        let settings = self.settings();
+        let numbers = self.numbers();
+        let mut out = Printout::new(json!({
+            "runs": self.labels().collect::<Vec<_>>(), "rows": numbers.json(),
+            "notes": self.notes(), "settings": BTreeMap::from_iter(settings.clone()),
+        }));
+        out.table(numbers);
+        out.line("");
+        for note in self.notes() {
+            out.line(note + "\n");
+        }
+        if settings.is_empty() {
+            out.line("all settings are equal");
+        }
+        let longest = (WIDTH / self.0.len().max(1)).clamp(12, 32);
+        let (whole, mut short): (Vec<_>, Vec<_>) = settings.into_iter().partition(|(_, values)| {
+            let is_json = |value: &String| value.starts_with(['[', '{']);
+            values
+                .iter()
+                .any(|value| is_json(value) && value.chars().count() > longest)
+        });
+        for value in short.iter_mut().flat_map(|(_, values)| values) {
+            let length = value.chars().count();
+            if length > longest {
+                // The ends of two paths differ more often than their beginnings.
+                *value = ['…']
+                    .into_iter()
+                    .chain(value.chars().skip(length + 1 - longest))
                     .collect();
-                json!({ "name": row.name, "values": values })
-            })
-            .collect();
-        let settings: BTreeMap<_, _> = self.settings().into_iter().collect();
-        let runs: Vec<String> = self.labels().collect();
-        json!({ "runs": runs, "rows": rows, "notes": self.notes(), "settings": settings })
+            }
+        }
+        out.table(self.settings_table(&short));
+        for (key, values) in whole {
+            out.line(format!("\n{key}"));
+            for (label, value) in self.labels().zip(values) {
+                out.line(format!("  {label}: {value}"));
+            }
+        }
+        out
     }
 
     /// Self-contained HTML page.
@@ -331,6 +299,11 @@ impl Comparison {
         let title = "loss, nats a token (dots: validation)";
         let mut body = figure(title, &wide, "wide broad") + &figure(title, &narrow, "wide narrow");
         body += "<div class=\"grid\">\n";
+        let longest = runs.iter().max_by_key(|(_, metrics)| metrics.steps.len());
+        let late = longest.and_then(|(_, metrics)| curves::without_first_tenth(wide, metrics));
+        if let Some(chart) = &late {
+            body += &figure("loss without the first tenth, nats a token", chart, "");
+        }
         let by_tokens = curves::overlay(&runs, XAxis::Tokens, scale, false, loss);
         body += &figure("loss over tokens, nats a token", &by_tokens, "");
         let charts = shown(|place| match place {
@@ -342,15 +315,18 @@ impl Comparison {
             body += &figure(title, &chart, "");
         }
         body += "</div>\n<div class=\"tables\">";
-        body += &section("numbers", &self.cells());
+        body += &page::section("numbers", &self.numbers(), true, "");
         let notes = self
             .notes()
             .into_iter()
             .map(|note| format!("<p>{}</p>\n", escape(&note)));
         body.extend(notes);
-        match &self.setting_cells()[..] {
-            [_] => body += "<section><h2>all settings are equal</h2></section>\n",
-            rows => body += &section("settings that differ", rows),
+        match &self.settings()[..] {
+            [] => body += "<section><h2>all settings are equal</h2></section>\n",
+            settings => {
+                let table = self.settings_table(settings);
+                body += &page::section("settings that differ", &table, true, "");
+            }
         }
         page::document("runs compared", "gptrain compare", &(body + "</div>"))
     }
@@ -412,15 +388,6 @@ fn labels(runs: &[PathBuf]) -> Vec<String> {
             sorted.windows(2).all(|pair| pair[0] != pair[1])
         })
         .unwrap_or_else(|| runs.iter().map(|run| run.display().to_string()).collect())
-}
-
-fn section(title: &str, cells: &[Vec<String>]) -> String {
-    let mut rows = cells
-        .iter()
-        .map(|row| row.iter().map(|cell| escape(cell)).collect::<Vec<_>>());
-    let head = rows.next().unwrap_or_default();
-    let head: Vec<&str> = head.iter().map(String::as_str).collect();
-    page::table(title, &head, rows, "th", "")
 }
 
 impl XAxis {

@@ -4,7 +4,6 @@ pub mod comparison;
 
 use crate::options::{Json, Overwrite};
 use anyhow::Result;
-use base::escape_control;
 use base::svg::Scale;
 use comparison::Comparison;
 use std::path::PathBuf;
@@ -29,8 +28,7 @@ pub struct Compare {
 impl Compare {
     pub fn run(self) -> Result<()> {
         let compared = Comparison::read(&self.runs)?;
-        self.json
-            .say(|| base::say!("{}", escape_control(&compared.text())), compared.object());
+        compared.printout().say(self.json.json);
         if let Some(page) = &self.output {
             let scale = if self.log { Scale::Log } else { Scale::Linear };
             let text = compared.html(scale);

@@ -3,7 +3,7 @@
 use super::progress::Bar;
 use super::records::{Changes, learn};
 use super::search::explain_none;
-use super::{Estimate, find_predictor, print_result};
+use super::{Estimate, find_predictor};
 use estimate::campaign::{self, Law, Member};
 use estimate::change::flag_lines;
 use estimate::compare::{Side, compared};
@@ -56,13 +56,14 @@ pub fn print_comparison(args: &Estimate, path: &Path, changes: &str) -> anyhow::
     let a = view(&now)?;
     let b = view(&then)?;
     let side = |name, view, effective| Side { name, view, effective };
-    let (mut text, mut json) =
+    let mut out =
         compared(&side("as it is", &a, &now.effective), &side("what if", &b, &then.effective));
     if !flags.is_empty() {
-        text += &format!("\nThe changed plan\n{}", flag_lines(&flags));
-        json["set"] = flags.into();
+        out.line("\nThe changed plan");
+        out.indented(flag_lines(&flags));
+        out.json["set"] = flags.into();
     }
-    print_result(args.json, &text, &json);
+    out.say(args.json);
     Ok(b.fits_all())
 }
 
@@ -112,7 +113,6 @@ pub fn print_sizes(args: &Estimate, path: &Path) -> anyhow::Result<bool> {
         .map(member)
         .collect::<anyhow::Result<Vec<_>>>()?;
     bar.finish();
-    let (text, json) = campaign::table(&like, &members, law, devices);
-    print_result(args.json, &text, &json);
+    campaign::printout(&like, &members, law, devices).say(args.json);
     Ok(members.iter().all(|member| member.best.is_ok()))
 }

@@ -12,6 +12,7 @@ use crate::completions::{HARDWARE, PROGRAMS, SETTINGS};
 use crate::import::foreign;
 use crate::manifest::new::{New, parse_family};
 use crate::options::Overwrite;
+use base::table::Printout;
 use base::{Problems, number};
 use estimate::gptrain::advisor::Advisor;
 use estimate::gptrain::dry_run::MemoryLimits;
@@ -111,8 +112,7 @@ impl Estimate {
         self.imply_search();
         self.refuse_unused()?;
         if self.list_hardware {
-            let (text, json) = list_hardware();
-            print_result(self.json, &text, &json);
+            list_hardware().say(self.json);
             return Ok(());
         }
         if self.selftest || self.score.is_some() {
@@ -148,9 +148,9 @@ impl Estimate {
         if self.search.is_asked() {
             return search::run(self, &request, other);
         }
-        let (view, text, json) = advise(&request, &loaded.effective, other);
-        let text = add_charts(self, &request, other, &view, text)?;
-        print_result(self.json, &text, &json);
+        let (view, mut out) = advise(&request, &loaded.effective, other);
+        add_charts(self, &request, other, &view, &mut out)?;
+        out.say(self.json);
         Ok(view.fits_all())
     }
 
@@ -217,25 +217,20 @@ fn refuse_without(option: &str) -> Problems {
     Problems::without(option, "plans of other programs", ", or plan for gptrain: --as gptrain")
 }
 
-/// Plan with advice, as text and as JSON.
-fn advise(
-    request: &Request,
-    effective: &str,
-    other: Option<&dyn Predict>,
-) -> (View, String, serde_json::Value) {
+/// Plan with advice.
+fn advise(request: &Request, effective: &str, other: Option<&dyn Predict>) -> (View, Printout) {
     let view = request.view(other);
-    let mut text = print::text(&view);
-    let mut json = print::json(&view);
+    let mut out = print::printout(&view);
     let Request { manifest, setup, .. } = request;
     match other {
-        Some(other) => other.advise(manifest, &view, &mut text, &mut json),
+        Some(other) => other.advise(manifest, &view, &mut out),
         None => {
             let limits = MemoryLimits::new(manifest, setup.hardware);
             let advisor = Advisor { effective, manifest, setup, limits };
-            print::advise_own(&view, &advisor, &mut text, &mut json);
+            print::advise_own(&view, &advisor, &mut out);
         }
     }
-    (view, text, json)
+    (view, out)
 }
 
 /// Adds the schedule and writes the charts, as the options say.
@@ -244,11 +239,11 @@ fn add_charts(
     request: &Request,
     other: Option<&dyn Predict>,
     view: &View,
-    mut text: String,
-) -> anyhow::Result<String> {
+    out: &mut Printout,
+) -> anyhow::Result<()> {
     let played = view.schedule();
     if args.draw_schedule {
-        text += &format!("\nSchedule\n{}", timeline::draw(&played, 90));
+        out.line(format!("\nSchedule\n{}", timeline::draw(&played, 90).trim_end()));
     }
     if let Some(folder) = &args.plot {
         let bar = Bar::new();
@@ -256,18 +251,11 @@ fn add_charts(
         let search = request.search(other, Extras::default()).watched(&watch);
         let points = search.scaling();
         bar.finish();
+        let text = out.text(usize::MAX);
         plot::write(folder, args.overwrite.existing(), view, &text, &played, &points)?;
-        text += &format!("\n{}\n", folder.join("estimate.html").display());
+        out.line(format!("\n{}", folder.join("estimate.html").display()));
     }
-    Ok(text)
-}
-
-fn print_result(json: bool, text: &str, value: &serde_json::Value) {
-    if json {
-        base::say!("{value:#}");
-    } else {
-        base::say!("{}", text.trim_end());
-    }
+    Ok(())
 }
 
 #[cfg(all(test, not(feature = "predict")))]

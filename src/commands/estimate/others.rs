@@ -1,7 +1,7 @@
 //! Plans of other programs, by the crate `predict`: `--as`, `--selftest`, `--score`.
 
+use super::Estimate;
 use super::records::read;
-use super::{Estimate, print_result};
 use base::Problems;
 use estimate::setup::Setup;
 use estimate::trainers::{self, Trainer};
@@ -32,7 +32,7 @@ pub fn load_predictor(
 
 /// Prints the errors of predictions of measured runs: the shipped ones, or those of --score.
 pub fn print_scores(args: &Estimate) -> anyhow::Result<()> {
-    let (text, json) = match &args.score {
+    let out = match &args.score {
         None => score::print::selftest(),
         Some(path) => {
             let predictor = load_predictor(args, None)?;
@@ -45,7 +45,7 @@ pub fn print_scores(args: &Estimate) -> anyhow::Result<()> {
             score::print::score(predictor, &rows)
         }
     };
-    print_result(args.json, &text, &json);
+    out.say(args.json);
     Ok(())
 }
 

@@ -1,12 +1,12 @@
 //! `gptrain estimate`: records to calibrate from, changes of `--what-if`, the hardware table.
 
 use base::number::whole;
+use base::table::{Cell, Printout, Rows};
 use base::{DType, Problems, WrongInput};
 use estimate::gptrain::local_cpu::{self, Care};
 use estimate::hardware::{self, CPU, Hardware};
 use estimate::request::Request;
 use manifest::Topology;
-use serde_json::{Value, json};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
@@ -111,34 +111,30 @@ fn split_pairs(text: &str) -> Result<Vec<String>, Problems> {
     Ok(pairs)
 }
 
-/// The hardware table as text and as JSON.
-pub fn list_hardware() -> (String, Value) {
-    let row = |h: &Hardware| {
-        json!({ "name": h.name, "about": h.about, "peak_tflops": h.peak_tflops,
-            "hbm_gb_s": h.hbm_gb_s, "memory_gib": h.memory_gib, "per_node": h.per_node,
-            "bus_gb_s": h.bus_gb_s, "network_gb_s": h.network_gb_s, "host_gib": h.host_gib,
-            "price": h.price })
-    };
-    let table: Vec<Hardware> = hardware::table()
+/// The hardware table.
+pub fn list_hardware() -> Printout {
+    let rows: Vec<Hardware> = hardware::table()
         .iter()
         .map(|row| match &*row.name {
             CPU => local_cpu::measure(row, DType::F32, None, Care::Full),
             _ => row.clone(),
         })
         .collect();
-    let lines: Vec<String> = table
-        .iter()
-        .map(|h| {
-            let price = match &*h.name {
-                CPU => format!("{:>7}", "–"),
-                _ => format!("${:>4}/h", h.price),
-            };
-            let memory = (100.0 * h.memory_gib).round() / 100.0;
-            format!(
-                "{:12} {:>6} TFLOP/s {:>6} GB/s {memory:>6} GiB {price}  {}",
-                h.name, h.peak_tflops, h.hbm_gb_s, h.about
-            )
+    let table = Rows::new(&rows)
+        .column("name", "name", |h| h.name.clone())
+        .column("TFLOP/s", "peak_tflops", |h| h.peak_tflops)
+        .column("GB/s", "hbm_gb_s", |h| h.hbm_gb_s)
+        .column("GiB", "memory_gib", |h| {
+            Cell::new(h.memory_gib, ((100.0 * h.memory_gib).round() / 100.0).to_string())
         })
-        .collect();
-    (lines.join("\n"), table.iter().map(row).collect())
+        .column("per hour", "price", |h| match &*h.name {
+            CPU => Cell::new(h.price, "–"),
+            _ => Cell::new(h.price, format!("${}", h.price)),
+        })
+        .column("", "about", |h| h.about.clone())
+        .json("per_node", |h| h.per_node)
+        .json("bus_gb_s", |h| h.bus_gb_s)
+        .json("network_gb_s", |h| h.network_gb_s)
+        .json("host_gib", |h| h.host_gib);
+    Printout::from_table(table.table())
 }

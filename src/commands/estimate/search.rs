@@ -1,15 +1,16 @@
 //! `gptrain estimate --search`, `--min-gpus`, `--max-params`
 
+use super::Estimate;
 use super::progress::Bar;
-use super::{Estimate, print_result};
 use base::number::whole;
+use base::table::Printout;
 use base::{Count, Problems};
 use estimate::plot;
 use estimate::predict::Predict;
 use estimate::request::Request;
 use estimate::search::{MOST_DEVICES, Search as Searched, print};
 use estimate::setup::Extras;
-use serde_json::{Value, json};
+use serde_json::json;
 
 #[derive(clap::Args)]
 pub struct Search {
@@ -123,32 +124,33 @@ fn rank(
     request: &Request,
     search: &Searched,
     devices: usize,
-) -> anyhow::Result<Option<(String, Value)>> {
+) -> anyhow::Result<Option<Printout>> {
     let Some(found) = search.rank(devices) else { return Ok(None) };
     let objective = args.search.objective.as_deref().unwrap_or("days");
     let m = &request.manifest;
     let terms = &request.terms;
-    let (mut text, json) = print::ranking(m, &found, devices, objective, terms);
+    let mut out = print::ranking(m, &found, devices, objective, terms);
     if let Some(folder) = &args.plot {
+        let text = out.text(usize::MAX);
         plot::write_search(folder, args.overwrite.existing(), m, &found, terms, &text)?;
-        text += &format!("\n{}\n", folder.join("estimate.html").display());
+        out.line(format!("\n{}", folder.join("estimate.html").display()));
     }
-    Ok(Some((text, json)))
+    Ok(Some(out))
 }
 
 /// Prints the result, or that there is none. Returns whether there is one.
-fn print_found(
-    args: &Estimate,
-    found: Option<(String, Value)>,
-    none: impl FnOnce() -> String,
-) -> bool {
-    let Some((text, json)) = found else {
-        let remedy =
-            "a smaller model, more devices, or batch sizes (ramp-up too) with more divisors";
-        let text = format!("{}\n  → {remedy}\n", none());
-        print_result(args.json, &text, &json!({ "fits": false, "what": text.trim_end() }));
-        return false;
-    };
-    print_result(args.json, &text, &json);
-    true
+fn print_found(args: &Estimate, found: Option<Printout>, none: impl FnOnce() -> String) -> bool {
+    let exists = found.is_some();
+    let out = found.unwrap_or_else(|| {
+        let text = format!(
+            "{}\n  → a smaller model, more devices, or batch sizes (ramp-up too) with more divisors",
+            none()
+        );
+        let mut out = Printout::default();
+        out.line(&text);
+        out.json = json!({ "fits": false, "what": text });
+        out
+    });
+    out.say(args.json);
+    exists
 }

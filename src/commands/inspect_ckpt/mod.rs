@@ -9,8 +9,6 @@ use crate::options::Overwrite;
 use anyhow::{anyhow, bail, ensure};
 use base::{Count, WrongInput, number, output};
 use checkpoint::inspect;
-use std::fmt::Display;
-use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 
 /// Inspect a checkpoint, verify it, or compare two
@@ -57,7 +55,7 @@ impl InspectCkpt {
         let folder = &local.folder;
         if let Some(other) = &self.diff {
             let diff = inspect::diff(&find_checkpoint(other)?.folder, folder)?;
-            self.print(&diff)?;
+            diff.printout().say(self.json);
             ensure!(diff.equal(), "the two are different");
             return Ok(());
         }
@@ -65,7 +63,9 @@ impl InspectCkpt {
             replay::is_possible(folder, steps)?;
         }
         let inspection = inspect::inspect(folder, self.deep)?;
-        self.print(&inspection)?;
+        inspection
+            .printout(self.tensors || self.deep)
+            .say(self.json);
         if let Some(path) = &self.plot {
             let picture = inspect::svg(&inspection);
             output::write(path, self.overwrite.existing(), picture.as_bytes())?;
@@ -79,19 +79,5 @@ impl InspectCkpt {
             bail!("{} is damaged: {findings}", local.name());
         }
         Ok(())
-    }
-
-    fn print<T: Display + serde::Serialize>(&self, what: &T) -> anyhow::Result<()> {
-        let text = if self.json {
-            serde_json::to_string_pretty(what)?
-        } else if self.tensors || self.deep {
-            format!("{what:#}")
-        } else {
-            what.to_string()
-        };
-        match writeln!(std::io::stdout(), "{text}") {
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()), // `| head`
-            done => Ok(done?),
-        }
     }
 }

@@ -4,6 +4,7 @@ mod runs;
 mod text;
 
 use anyhow::bail;
+use base::wrap::{output_width, wrap};
 use base::{Problems, escape_control, unix_time};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
@@ -66,11 +67,7 @@ fn list(folder: &Path, now: f64, watch: bool, json: bool) -> anyhow::Result<()> 
         )
         .into());
     }
-    if json {
-        base::say!("{:#}", runs::object(&rows, now));
-    } else {
-        base::say!("{}", runs::text(&rows, now));
-    }
+    runs::printout(&rows, now).say(json);
     Ok(())
 }
 
@@ -88,7 +85,9 @@ fn follow(folder: &Path, json: bool) -> anyhow::Result<()> {
         let changed = seen != before;
         match &screen {
             Some(screen) if changed || polls >= REDRAW => {
-                screen.set_message(escape_control(&text(&status, folder, now)).into_owned());
+                let text = text(&status, folder, now);
+                let text = wrap(&escape_control(&text), output_width()).into_owned();
+                screen.set_message(text);
                 polls = 0;
             }
             None if changed && json => base::say!("{}", serde_json::to_value(&status)?),

@@ -1,7 +1,8 @@
 //! Table of the runs below a folder, one row each.
 
-use base::{Count, Problems, Seconds, columns, escape_control};
-use serde_json::{Value, json};
+use base::table::{Cell, Printout, Rows};
+use base::{Count, Problems, Seconds};
+use serde_json::json;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -74,48 +75,53 @@ impl RunRow {
             .ok()
             .map(|status| status.state(&self.folder, now))
     }
-
-    fn cells(&self, now: f64) -> Vec<String> {
-        let folder = escape_control(&self.folder.display().to_string()).into_owned();
-        let Ok(status) = &self.status else {
-            return vec![folder, format!("{NAME} is damaged")];
-        };
-        let state = status.state(&self.folder, now);
-        let step = format!("{} of {}", Count(status.step), Count(status.total_steps));
-        let loss = status
-            .loss()
-            .map_or("–".into(), |loss| format!("{loss:.4}"));
-        let speed = Format::Rate.show(status.last.0.tokens_per_s);
-        let left = status
-            .left_s
-            .filter(|_| state == RunState::Running)
-            .map(Seconds);
-        let left = left.map_or("–".into(), |left| left.to_string());
-        let age = Seconds((now - status.updated).max(0.0)).to_string();
-        vec![folder, state.to_string(), step, loss, speed, left, age]
-    }
-
-    fn object(&self, now: f64) -> Value {
-        let folder = self.folder.display().to_string();
-        match &self.status {
-            Ok(status) => {
-                let state = status.state(&self.folder, now);
-                json!({ "run": folder, "state": state, "status": status })
-            }
-            Err(error) => json!({ "run": folder, "error": format!("{error:#}") }),
-        }
-    }
 }
 
-pub fn text(rows: &[RunRow], now: f64) -> String {
-    let head = ["run", "state", "step", "loss", "tokens/s", "left", "updated"];
-    let mut cells = vec![head.map(str::to_string).to_vec()];
-    cells.extend(rows.iter().map(|row| row.cells(now)));
-    columns(&cells, 2)
+/// A row per run.
+pub fn printout(rows: &[RunRow], now: f64) -> Printout {
+    let status = |row: &RunRow, cell: fn(&Status) -> Cell| match &row.status {
+        Ok(status) => cell(status),
+        Err(_) => Cell::default(),
+    };
+    let table = Rows::new(rows)
+        .column("run", "run", |row| row.folder.display().to_string())
+        .column("state", "state", |row| match row.state(now) {
+            Some(state) => Cell::new(json!(state), state.to_string()),
+            None => Cell::without_value(format!("{NAME} is damaged")),
+        })
+        .json("error", |row| match &row.status {
+            Ok(_) => Cell::default(),
+            Err(error) => format!("{error:#}").into(),
+        })
+        .json("status", |row| status(row, |s| Cell::new(json!(s), "")))
+        .text("step", |row| {
+            status(row, |s| format!("{} of {}", Count(s.step), Count(s.total_steps)).into())
+        })
+        .text("loss", |row| {
+            status(row, |s| Cell::optional(s.loss().map(|loss| Cell::fixed(loss, 4))))
+        })
+        .text("tokens/s", |row| status(row, |s| rate(s.last.0.tokens_per_s)))
+        .text("left", |row| match row.state(now) {
+            Some(RunState::Running) => status(row, |s| Cell::optional(s.left_s.map(seconds))),
+            Some(_) => Cell::without_value("–"),
+            None => Cell::default(),
+        })
+        .text("updated", |row| match &row.status {
+            Ok(status) => seconds((now - status.updated).max(0.0)),
+            Err(_) => Cell::default(),
+        })
+        .table();
+    let mut out = Printout::new(json!({ "runs": table.json() }));
+    out.table(table);
+    out
 }
 
-pub fn object(rows: &[RunRow], now: f64) -> Value {
-    json!({ "runs": rows.iter().map(|row| row.object(now)).collect::<Vec<_>>() })
+fn rate(tokens_per_s: f64) -> Cell {
+    Cell::new(tokens_per_s, Format::Rate.show(tokens_per_s))
+}
+
+fn seconds(seconds: f64) -> Cell {
+    Cell::new(seconds, Seconds(seconds).to_string())
 }
 
 /// Error for a folder that contains no run.

@@ -1,7 +1,6 @@
 //! Status of a run as text.
 
 use base::{Count, Seconds};
-use estimate::parts::PartTable;
 use launch::events::{self, Event, Kind};
 use std::path::Path;
 use train::report::numbers::{Format, Shown, shown};
@@ -66,7 +65,9 @@ pub fn text(status: &Status, folder: &Path, now: f64) -> String {
     let events = events::read(folder).unwrap_or_default();
     lines.extend(copied(&events, now));
     lines.extend(since_start(&events, now));
-    lines.extend(status.parts.as_ref().map(PartTable::text));
+    if let Some(parts) = &status.parts {
+        lines.push(parts.table().text(usize::MAX) + &parts.summary());
+    }
     if status.skipped_steps > 0 {
         lines.push(format!("{} without an update", Count(status.skipped_steps).with_noun("step")));
     }

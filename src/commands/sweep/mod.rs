@@ -102,7 +102,8 @@ fn print_comparison(sweep: &Variants) -> Result<()> {
         return Ok(());
     }
     let compared = Comparison::read(&started)?;
-    base::say!("\n{}", escape_control(&compared.text()));
+    base::say!("");
+    compared.printout().say(false);
     let page = sweep.folder.join("compare.html");
     output::write(&page, Existing::Replaced, compared.html(Scale::Linear).as_bytes())?;
     base::say!("wrote {}", page.display());

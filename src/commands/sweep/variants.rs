@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use base::Problems;
-use device::cuda;
+use device::Gpu;
 use launch::series::{self, Task};
 use manifest::{DeviceChoice, Loaded};
 use std::path::{Path, PathBuf};
@@ -119,11 +119,7 @@ impl Variants {
     pub fn environments(&self, parallel: usize) -> Result<Vec<Vec<(String, String)>>, Problems> {
         let manifests = || self.all.iter().map(|variant| &variant.loaded.manifest);
         let on_gpus = manifests().any(|m| m.train.device != DeviceChoice::Cpu);
-        let count = if on_gpus && parallel > 1 {
-            cuda::device_count(&cuda::Options::from_environment(0))
-        } else {
-            0
-        };
+        let count = if on_gpus && parallel > 1 { Gpu::count() } else { 0 };
         if count == 0 {
             return Ok(vec![Vec::new(); parallel]);
         }
