@@ -45,7 +45,7 @@ const OPTIONS: &[(&str, &str, &str)] = &[
     ("prune", "keep last save_total_limit", "--keep-last"),
     ("run", "dry_run dry", "give the manifest to `gptrain manifest check` or `gptrain estimate`"),
     ("run", "config manifest", "name the manifest alone: `gptrain run FILE`"),
-    ("run", "resume resume_from_checkpoint load", "leave it out: the same command resumes; --resume-from STEP"),
+    ("run", "resume resume_from_checkpoint load", "leave it out: a run resumes; or --resume-from STEP"),
     ("run", "time max_minutes", "--minutes"),
     ("compare", "html page plot out", "--output"),
     ("report", "html page out", "--output"),
