@@ -2,15 +2,30 @@
 //!
 //! Exit codes: `EXIT_CODES`. A signal that interrupts a command other than `run` also ends it.
 
-use crate::completions as shell;
-use crate::{
-    average, bench, compare, data, diagnose, estimate, eval, export, import, inspect_ckpt,
-    interrupt, job, manifest, nodes, prune, report, run, sample, status, sweep, track, unknown,
-};
+use crate::average::Average;
+use crate::bench::Bench;
+use crate::compare::Compare;
+use crate::completions::{Completions, Man};
+use crate::diagnose::Diagnose;
+use crate::estimate::Estimate;
+use crate::eval::Eval;
+use crate::export::Export;
+use crate::import::Import;
+use crate::inspect_ckpt::InspectCkpt;
+use crate::job::Job;
+use crate::nodes::Nodes;
+use crate::prune::Prune;
+use crate::report::Report;
+use crate::run::Run;
+use crate::sample::Sample;
+use crate::status::ShowStatus;
+use crate::sweep::Sweep;
+use crate::track::Track;
+use crate::{completions, data, interrupt, manifest, unknown};
 use base::Bytes;
 use base::memory::{HostMemory, MemoryLimit};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use launch::console::Form;
 use launch::exit;
 use launch::messages::Messages;
@@ -19,10 +34,9 @@ use std::process::ExitCode;
 use std::sync::LazyLock;
 use tracing::level_filters::LevelFilter;
 
-/// Pretrains GPT models, from a laptop's CPU to a GPU cluster
 #[derive(Parser)]
-#[command(name = "gptrain", version, long_version = VERSION.as_str(), about, max_term_width = 100)]
-#[command(after_long_help = EXIT_CODES)]
+#[command(name = "gptrain", version, long_version = VERSION.as_str(), max_term_width = 100)]
+#[command(about = ABOUT, after_long_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -34,6 +48,8 @@ struct Cli {
     #[arg(short, long, global = true)]
     quiet: bool,
 }
+
+const ABOUT: &str = "Pretrains GPT models: one binary, from a laptop's CPU to a GPU cluster";
 
 /// Exit codes as `--help` lists them; docs/runs.md has the same table.
 const EXIT_CODES: &str = "\
@@ -75,43 +91,43 @@ fn level_parser() -> impl TypedValueParser<Value = LevelFilter> {
 #[derive(Subcommand)]
 enum Command {
     /// Train a manifest; resumes from its last checkpoint if there is one
-    Run(run::Args),
+    Run(Run),
     /// Generate text with a trained model
-    Sample(sample::Args),
+    Sample(Sample),
     /// Score a checkpoint or a Hugging Face folder: loss, perplexity, accuracy
-    Eval(eval::options::Args),
+    Eval(Eval),
     /// Average the weights of several checkpoints into a new run
-    Average(average::Args),
+    Average(Average),
     /// Make a self-contained HTML page of a run's curves
-    Report(report::command::Args),
+    Report(Report),
     /// Compare runs: losses at the same step and tokens, speed, settings that differ
-    Compare(compare::Args),
+    Compare(Compare),
     /// Show what a run is doing (step, speed, time left, last save, warnings), or all runs of a folder
-    Status(status::Args),
+    Status(ShowStatus),
     /// Send a run's metrics to Weights & Biases, live, by its own Python client
-    Wandb(track::Args),
+    Wandb(Track),
     /// Send a run's metrics to MLflow, live, by its own Python client
-    Mlflow(track::Args),
+    Mlflow(Track),
     /// Write the Slurm script of a manifest: its nodes, tasks, GPUs or CPUs
-    Job(job::Args),
+    Job(Job),
     /// Run a manifest with every combination of several values, and compare the runs
-    Sweep(sweep::Args),
+    Sweep(Sweep),
     /// Show the nodes that a run excludes, or clear their records
-    Nodes(nodes::Args),
+    Nodes(Nodes),
     /// Inspect a checkpoint, verify it, or compare two
-    InspectCkpt(inspect_ckpt::Args),
+    InspectCkpt(InspectCkpt),
     /// Remove old checkpoints of a run
-    Prune(prune::Args),
+    Prune(Prune),
     /// Write a checkpoint as a Hugging Face folder
-    Export(export::Args),
+    Export(Export),
     /// Start a run from another trainer's checkpoint, or from a Hugging Face folder
-    Import(import::command::Args),
+    Import(Import),
     /// Name the rank that stopped a failed run, from its dump folder
-    Diagnose(diagnose::Args),
+    Diagnose(Diagnose),
     /// Estimate what a run needs: memory, time, days, and what to change
-    Estimate(Box<estimate::Args>),
+    Estimate(Box<Estimate>),
     /// Check the machine before a run: products, copies, files, groups, and which node is slow
-    Bench(bench::Args),
+    Bench(Bench),
     /// Check, show or describe manifests
     #[command(subcommand)]
     Manifest(manifest::Command),
@@ -119,27 +135,19 @@ enum Command {
     #[command(subcommand)]
     Data(data::Command),
     /// Print a completion script: source <(gptrain completions bash)
-    Completions(shell::Completions),
+    Completions(Completions),
     /// Write the manual pages
-    Man(shell::Man),
+    Man(Man),
 }
 
-impl Command {
-    /// Whether standard output is only JSON, so that info messages are off.
-    fn prints_json(&self) -> bool {
-        match self {
-            Command::Average(args) => args.json.json,
-            Command::Bench(args) => args.json,
-            Command::Data(command) => command.prints_json(),
-            Command::Eval(args) => args.json(),
-            Command::Export(args) => args.json.json,
-            Command::Prune(args) => args.json.json,
-            Command::Import(args) => args.json.json,
-            Command::Manifest(manifest::Command::Check(args)) => args.json.json,
-            Command::Sample(args) => args.json,
-            _ => false,
-        }
+/// Whether standard output is only JSON, so that messages are off.
+fn prints_json(mut matches: &ArgMatches) -> bool {
+    while let Some((_, below)) = matches.subcommand() {
+        matches = below;
     }
+    ["json", "logprobs"]
+        .iter()
+        .any(|flag| matches!(matches.try_get_one(flag), Ok(Some(true))))
 }
 
 /// Parses a command line, the program's name first, without running it. For tests of the
@@ -179,11 +187,12 @@ fn all_flags_have_one_grammar_of_numbers() {
         [TypeId::of::<usize>(), TypeId::of::<u64>(), TypeId::of::<u32>(), TypeId::of::<f64>()];
     let all = flags(&parser());
     let mut checked = 0;
-    for flag in all.iter().filter(|flag| {
-        numbers
-            .iter()
-            .any(|number| flag.get_value_parser().type_id() == *number)
-    }) {
+    for flag in all {
+        let kind = flag.get_value_parser().type_id();
+        let is_word = !flag.get_possible_values().is_empty();
+        if is_word || !numbers.iter().any(|number| kind == *number) {
+            continue;
+        }
         let alone = || {
             clap::Arg::new("n")
                 .long("n")
@@ -195,7 +204,7 @@ fn all_flags_have_one_grammar_of_numbers() {
                 .try_get_matches_from(["gptrain", "--n", text])
                 .is_ok()
         };
-        assert!(reads("1k") || reads("0.000_1k"), "{flag}");
+        assert!(reads("1k") || reads("0.000_1k"), "{}", flag.get_id());
         checked += 1;
     }
     assert!(checked > 25, "{checked}");
@@ -206,15 +215,15 @@ pub fn main(commit: &'static str) -> ExitCode {
     device::Gpu::set_environment(); // before any thread
     base::set_commit(commit);
     base::threads::report_refused_memory();
-    if let Some(line) = too_little_memory() {
+    if let Some(line) = check_memory() {
         base::warn!("{line}");
         return ExitCode::from(1);
     }
     base::input::allow_many_files();
-    let Cli { command, log_level, quiet } = match parse() {
+    let (Cli { command, log_level, quiet }, matches) = match parse() {
         Ok(parsed) => parsed,
         Err(problems) => {
-            base::warn!("{}", coloured(&problems.to_string()));
+            base::warn!("{}", colour_lines(&problems.to_string()));
             return ExitCode::from(2);
         }
     };
@@ -222,36 +231,38 @@ pub fn main(commit: &'static str) -> ExitCode {
     let _ = launch::signals::ignore_size_limit_signal(); // without it the signal's own end is as clear
     let traces = matches!(&command, Command::Run(args) if args.trace.is_some());
     let log_level =
-        if command.prints_json() { log_level.min(LevelFilter::ERROR) } else { log_level };
+        if prints_json(&matches) { log_level.min(LevelFilter::ERROR) } else { log_level };
     let log_level = if quiet { log_level.min(LevelFilter::WARN) } else { log_level };
     if quiet {
         base::progress::silence();
         messages.console().set_form(Form::Quiet);
     }
     messages.install(log_level, traces);
-    let (code, line) = match run(command, &messages) {
-        Ok(()) => unwritten(),
+    let (code, line) = match run_command(command, &messages) {
+        Ok(()) => check_output(),
         Err(error) => exit::code_and_line(&error),
     };
     if let Some(line) = line {
-        base::warn!("{}", coloured(&line));
+        base::warn!("{}", colour_lines(&line));
     }
     ExitCode::from(code)
 }
 
 /// Parses the command line. Prints help, and clap's messages about mistakes, and exits; a setting given
 /// as an option is the error.
-fn parse() -> Result<Cli, base::Problems> {
+fn parse() -> Result<(Cli, ArgMatches), base::Problems> {
     let parsed = parser()
         .try_get_matches()
-        .and_then(|found| Cli::from_arg_matches(&found));
+        .and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
     parsed.map_err(|error| {
         let words: Vec<String> = std::env::args_os()
             .skip(1)
             .map(|word| word.to_string_lossy().into_owned())
             .collect();
-        unknown::explain(&error, &parser(), &words)
-            .unwrap_or_else(|| shell::without_long_lists(error.format(&mut parser())).exit())
+        let mut parser = parser();
+        parser.build();
+        unknown::explain(&error, &parser, &words)
+            .unwrap_or_else(|| completions::remove_long_lists(error.format(&mut parser)).exit())
     })
 }
 
@@ -260,7 +271,7 @@ const LEAST_MEMORY: Bytes = Bytes(16 << 20);
 
 /// Message if `ulimit -v` leaves less than `LEAST_MEMORY`. Threads that cannot start would abort the
 /// process without one.
-fn too_little_memory() -> Option<String> {
+fn check_memory() -> Option<String> {
     let HostMemory { free, total, limited, .. } = HostMemory::detect()?;
     let little = limited == MemoryLimit::ByProcess && free.0 < LEAST_MEMORY.0;
     little.then(|| {
@@ -272,7 +283,7 @@ fn too_little_memory() -> Option<String> {
 }
 
 /// Colours an error's lines on a terminal, unless NO_COLOR is set: mistakes red, remedies cyan.
-fn coloured(lines: &str) -> String {
+fn colour_lines(lines: &str) -> String {
     let wanted = std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
     if !(wanted && std::io::stderr().is_terminal()) {
         return lines.to_string();
@@ -286,43 +297,43 @@ fn coloured(lines: &str) -> String {
 
 /// Exit code of a command that succeeded: 1 with a message if writing to standard output failed, as
 /// on a full disk.
-fn unwritten() -> (u8, Option<String>) {
+fn check_output() -> (u8, Option<String>) {
     match base::say::failed() {
         None => (0, None),
         Some(error) => (1, Some(format!("gptrain: cannot write to standard output: {error}"))),
     }
 }
 
-fn run(command: Command, messages: &Messages) -> anyhow::Result<()> {
+fn run_command(command: Command, messages: &Messages) -> anyhow::Result<()> {
     if !matches!(command, Command::Run(_) | Command::Sweep(_)) {
         interrupt::listen()?;
     }
     match command {
-        Command::Run(args) => run::run(args, messages),
-        Command::Sample(args) => sample::run(args),
-        Command::Eval(args) => eval::options::run(args, messages),
-        Command::Average(args) => average::run(args),
-        Command::Report(args) => report::command::run(args),
-        Command::Compare(args) => compare::run(args),
-        Command::Status(args) => status::run(args),
-        Command::Wandb(args) => track::run(args, "wandb"),
-        Command::Mlflow(args) => track::run(args, "mlflow"),
-        Command::Job(args) => job::run(args),
-        Command::Sweep(args) => sweep::run(args),
-        Command::Nodes(args) => nodes::run(args),
-        Command::InspectCkpt(args) => inspect_ckpt::run(args),
-        Command::Prune(args) => prune::run(args),
-        Command::Export(args) => export::run(args),
-        Command::Import(args) => import::command::run(args),
-        Command::Diagnose(args) => diagnose::run(args),
-        Command::Estimate(args) => estimate::run(*args),
-        Command::Bench(args) => bench::run(args, messages),
-        Command::Manifest(command) => manifest::run(command),
-        Command::Data(command) => data::run(command),
-        Command::Completions(args) => {
-            shell::completions::<Cli>(args);
+        Command::Run(run) => run.run(messages),
+        Command::Sample(sample) => sample.run(),
+        Command::Eval(eval) => eval.run(messages),
+        Command::Average(average) => average.run(),
+        Command::Report(report) => report.run(),
+        Command::Compare(compare) => compare.run(),
+        Command::Status(status) => status.run(),
+        Command::Wandb(track) => track.run("wandb"),
+        Command::Mlflow(track) => track.run("mlflow"),
+        Command::Job(job) => job.run(),
+        Command::Sweep(sweep) => sweep.run(),
+        Command::Nodes(nodes) => nodes.run(),
+        Command::InspectCkpt(inspect) => inspect.run(),
+        Command::Prune(prune) => prune.run(),
+        Command::Export(export) => export.run(),
+        Command::Import(import) => import.run(),
+        Command::Diagnose(diagnose) => diagnose.run(),
+        Command::Estimate(estimate) => estimate.run(),
+        Command::Bench(bench) => bench.run(messages),
+        Command::Manifest(manifest) => manifest.run(),
+        Command::Data(data) => data.run(),
+        Command::Completions(completions) => {
+            completions.run(Cli::command());
             Ok(())
         }
-        Command::Man(args) => shell::man::<Cli>(args),
+        Command::Man(man) => man.run(Cli::command()),
     }
 }

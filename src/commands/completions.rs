@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use base::output::{self, Existing};
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue};
-use clap::{Arg, Command, CommandFactory};
+use clap::{Arg, Command};
 use clap_complete::Shell;
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -66,7 +66,7 @@ impl TypedValueParser for Offered {
 const LISTED: usize = 20;
 
 /// An error of the command line without a list of all settings.
-pub fn without_long_lists(mut error: clap::Error) -> clap::Error {
+pub fn remove_long_lists(mut error: clap::Error) -> clap::Error {
     let values = error.get(ContextKind::ValidValue);
     if matches!(values, Some(ContextValue::Strings(values)) if values.len() > LISTED) {
         error.remove(ContextKind::ValidValue);
@@ -74,27 +74,30 @@ pub fn without_long_lists(mut error: clap::Error) -> clap::Error {
     error
 }
 
-pub fn completions<Cli: CommandFactory>(args: Completions) {
-    let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "gptrain", &mut script);
-    base::say!("{}", String::from_utf8_lossy(&script).trim_end());
+impl Completions {
+    pub fn run(self, mut command: Command) {
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut command, "gptrain", &mut script);
+        base::say!("{}", String::from_utf8_lossy(&script).trim_end());
+    }
 }
 
-pub fn man<Cli: CommandFactory>(args: Man) -> Result<()> {
-    std::fs::create_dir_all(&args.folder)
-        .with_context(|| format!("cannot make {}", args.folder.display()))?;
-    let mut command = Cli::command();
-    command.build();
-    let pages = pages(&command)?;
-    for (name, page) in &pages {
-        output::write(&args.folder.join(format!("{name}.1")), Existing::Replaced, page)?;
+impl Man {
+    pub fn run(self, mut command: Command) -> Result<()> {
+        let folder = self.folder.display();
+        std::fs::create_dir_all(&self.folder).with_context(|| format!("cannot make {folder}"))?;
+        command.build();
+        let pages = render_pages(&command)?;
+        for (name, page) in &pages {
+            output::write(&self.folder.join(format!("{name}.1")), Existing::Replaced, page)?;
+        }
+        base::say!("{folder}: {}", base::Count(pages.len() as u64).with_noun("page"));
+        Ok(())
     }
-    base::say!("{}: {}", args.folder.display(), base::Count(pages.len() as u64).with_noun("page"));
-    Ok(())
 }
 
 /// Manual pages of a built command and its subcommands, each with its name: `gptrain-run`.
-fn pages(command: &clap::Command) -> Result<Vec<(String, Vec<u8>)>> {
+fn render_pages(command: &Command) -> Result<Vec<(String, Vec<u8>)>> {
     let mut page = Vec::new();
     clap_mangen::Man::new(command.clone()).render(&mut page)?;
     let name = command
@@ -106,7 +109,7 @@ fn pages(command: &clap::Command) -> Result<Vec<(String, Vec<u8>)>> {
         .get_subcommands()
         .filter(|below| below.get_name() != "help")
     {
-        all.extend(pages(below)?);
+        all.extend(render_pages(below)?);
     }
     Ok(all)
 }

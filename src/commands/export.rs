@@ -1,14 +1,15 @@
 //! `gptrain export`: writes a checkpoint for Hugging Face's library, for Megatron-LM, or for DeepSpeed.
 
 use crate::model_place::find_checkpoint;
+use crate::options::{Choice, Json, Overwrite, one_of};
 use base::{Bytes, DType, Problems, number};
 use exchange::{foreign, hf};
 use serde_json::json;
 use std::path::PathBuf;
 
 /// Write a checkpoint as a Hugging Face folder, as Megatron-LM's, or as DeepSpeed's universal one
-#[derive(clap::Args, Clone, Debug)]
-pub struct Args {
+#[derive(clap::Args)]
+pub struct Export {
     /// Checkpoint, run folder (its newest checkpoint), Hugging Face folder, or s3://BUCKET/PREFIX
     checkpoint: PathBuf,
     /// Folder to write: config.json, safetensors, tokenizer and generation settings; with --to
@@ -29,8 +30,8 @@ pub struct Args {
     pipeline: usize,
     /// Type of the written weights [default: that in which the run computes]; f32 writes the master
     /// weights
-    #[arg(long, value_enum)]
-    dtype: Option<Choice>,
+    #[arg(long, value_parser = one_of(&DTYPES))]
+    dtype: Option<DType>,
     /// Largest size of a weights file; larger weights are split into several
     #[arg(long, value_name = "SIZE", default_value = "5GB")]
     shard_size: Bytes,
@@ -38,19 +39,17 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
     #[command(flatten)]
-    overwrite: crate::options::Overwrite,
+    overwrite: Overwrite,
     #[command(flatten)]
-    pub json: crate::options::Json,
+    json: Json,
 }
 
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Choice {
-    #[value(alias = "fp32")]
-    F32,
-    Bf16,
-    #[value(alias = "fp16")]
-    F16,
-}
+/// Words of --dtype.
+const DTYPES: [Choice<DType>; 3] = [
+    Choice("f32|fp32", DType::F32, ""),
+    Choice("bf16", DType::BF16, ""),
+    Choice("f16|fp16", DType::F16, ""),
+];
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Target {
@@ -58,31 +57,32 @@ enum Target {
     DeepspeedUniversal,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
-    if let Some(target) = args.to {
-        return to_trainer(args, target);
-    }
-    let dtype = args.dtype.map(|choice| match choice {
-        Choice::F32 => DType::F32,
-        Choice::Bf16 => DType::BF16,
-        Choice::F16 => DType::F16,
-    });
-    let local = find_checkpoint(&args.checkpoint)?;
-    let from = &local.folder;
-    let tokenizer = args.tokenizer;
-    let existing = args.overwrite.existing();
-    let options = hf::Options { dtype, shard: args.shard_size, tokenizer, existing };
-    let done = hf::export(from, &args.output, options)?;
-    let folder = args.output.display();
-    let family = done.family.name();
-    let dtype = checkpoint::precision(done.dtype);
-    let files = if done.files == 1 { "one file".into() } else { format!("{} files", done.files) };
-    let bytes = done.bytes;
-    let object = json!({
-        "folder": args.output, "from": local.name(), "family": family, "dtype": dtype,
-        "files": done.files, "bytes": bytes.0, "tokenizer": done.tokenizer,
-    });
-    args.json.say(|| {
+impl Export {
+    pub fn run(self) -> anyhow::Result<()> {
+        if let Some(target) = self.to {
+            return self.export_for(target);
+        }
+        let local = find_checkpoint(&self.checkpoint)?;
+        let from = &local.folder;
+        let existing = self.overwrite.existing();
+        let options = hf::Options {
+            dtype: self.dtype,
+            shard: self.shard_size,
+            tokenizer: self.tokenizer,
+            existing,
+        };
+        let done = hf::export(from, &self.output, options)?;
+        let folder = self.output.display();
+        let family = done.family.name();
+        let dtype = checkpoint::precision(done.dtype);
+        let files =
+            if done.files == 1 { "one file".into() } else { format!("{} files", done.files) };
+        let bytes = done.bytes;
+        let object = json!({
+            "folder": self.output, "from": local.name(), "family": family, "dtype": dtype,
+            "files": done.files, "bytes": bytes.0, "tokenizer": done.tokenizer,
+        });
+        self.json.say(|| {
         let from = local.name();
         base::say!("wrote {bytes} of {family} in {dtype}, {files}, to {folder}, from {from}");
         if !done.tokenizer {
@@ -91,39 +91,39 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             );
         }
     }, object);
-    Ok(())
-}
+        Ok(())
+    }
 
-/// Exports for another trainer.
-fn to_trainer(args: Args, target: Target) -> anyhow::Result<()> {
-    let local = find_checkpoint(&args.checkpoint)?;
-    let from = &local.folder;
-    let grid = [args.tensor, args.pipeline];
-    let existing = args.overwrite.existing();
-    let done = match target {
-        Target::Megatron => foreign::export(from, &args.output, grid, existing)?,
-        Target::DeepspeedUniversal if grid == [1, 1] => {
-            foreign::export_universal(from, &args.output, existing)?
-        }
-        Target::DeepspeedUniversal => {
-            return Err(Problems::one(
-                "--tensor and --pipeline",
-                "cut a folder of Megatron-LM; a universal one has whole parameters",
-                "leave them out",
-            )
-            .into());
-        }
-    };
-    let foreign::Written { step, files, bytes, states, padding, notes } = &done;
-    let object = json!({
-        "folder": args.output, "from": local.name(), "step": step, "files": files, "bytes": bytes.0,
-        "states": states, "padding": padding, "notes": notes, "tensor": args.tensor,
-        "pipeline": args.pipeline,
-    });
-    args.json.say(|| {
+    /// Exports for another trainer.
+    fn export_for(self, target: Target) -> anyhow::Result<()> {
+        let local = find_checkpoint(&self.checkpoint)?;
+        let from = &local.folder;
+        let grid = [self.tensor, self.pipeline];
+        let existing = self.overwrite.existing();
+        let done = match target {
+            Target::Megatron => foreign::export(from, &self.output, grid, existing)?,
+            Target::DeepspeedUniversal if grid == [1, 1] => {
+                foreign::export_universal(from, &self.output, existing)?
+            }
+            Target::DeepspeedUniversal => {
+                return Err(Problems::one(
+                    "--tensor and --pipeline",
+                    "cut a folder of Megatron-LM; a universal one has whole parameters",
+                    "leave them out",
+                )
+                .into());
+            }
+        };
+        let foreign::Written { step, files, bytes, states, padding, notes } = &done;
+        let object = json!({
+            "folder": self.output, "from": local.name(), "step": step, "files": files, "bytes": bytes.0,
+            "states": states, "padding": padding, "notes": notes, "tensor": self.tensor,
+            "pipeline": self.pipeline,
+        });
+        self.json.say(|| {
         let what = if *states { "weights and AdamW's states" } else { "weights" };
-        let folder = args.output.display();
-        let from = local.name();
+        let folder = self.output.display();
+let from = local.name();
         let [tensor, pipeline] = grid;
         let cut = match target {
             Target::Megatron => format!(", for tensor {tensor} × pipeline {pipeline}"),
@@ -144,5 +144,6 @@ fn to_trainer(args: Args, target: Target) -> anyhow::Result<()> {
         };
         base::say!("next: --load {folder} {options}, with the model's own arguments");
     }, object);
-    Ok(())
+        Ok(())
+    }
 }

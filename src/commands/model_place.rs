@@ -59,7 +59,7 @@ impl Source {
         }
     }
 
-    /// Hugging Face folder: itself, or the one that an imported run has kept.
+    /// Hugging Face folder: the source itself, or the copy in an imported run.
     pub fn hugging_face(&self) -> Option<PathBuf> {
         match self {
             Source::Checkpoint(local) => {
@@ -125,9 +125,11 @@ pub fn ensure_fetched(path: &Path) -> Result<(), Problems> {
     }
     let name = path.display().to_string();
     let folder = path.file_name().unwrap_or_default().to_string_lossy();
-    let what = "there is no such folder, and a model of Hugging Face's hub is not fetched";
-    let remedy = format!("hf download {name} --local-dir {folder}, then give {folder}");
-    Err(Problems::one(name, what, remedy))
+    Err(Problems::one(
+        &*name,
+        "there is no such folder, and a model of Hugging Face's hub is not fetched",
+        format!("hf download {name} --local-dir {folder}, then give {folder}"),
+    ))
 }
 
 /// Fails for a folder with an adapter's weights alone.

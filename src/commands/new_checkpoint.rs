@@ -28,7 +28,7 @@ pub fn save_weights(
     read: &mut dyn FnMut(&Param) -> Result<WholeWeight>,
 ) -> Result<PathBuf> {
     let layout = Layout::new(&m.model, ModelShard::whole(&m.model));
-    write(checkpoints, state, bytes(m, &layout, state), |disk, staging| {
+    write(checkpoints, state, count_bytes(m, &layout, state), |disk, staging| {
         let mut parts = Vec::new();
         for (number, param) in layout.params().enumerate() {
             let weight = read(param)?;
@@ -38,7 +38,7 @@ pub fn save_weights(
     })
 }
 
-/// Writes a checkpoint of so many bytes into the folder `checkpoints`, or nothing. `write_parts`
+/// Writes a checkpoint of `bytes` bytes into the folder `checkpoints`, or nothing. `write_parts`
 /// writes its data into the staging folder.
 pub fn write(
     checkpoints: &Path,
@@ -97,7 +97,7 @@ fn state_bytes(spec: &StateSpec, shape: &[usize]) -> usize {
 }
 
 /// Bytes of all states that are saved.
-fn bytes(m: &Manifest, layout: &Layout, state: &State) -> u64 {
+fn count_bytes(m: &Manifest, layout: &Layout, state: &State) -> u64 {
     layout
         .params()
         .map(|param| -> u64 {

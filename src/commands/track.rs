@@ -20,7 +20,7 @@ const SCRIPT: &str = include_str!("track.py");
 const POLL_S: f64 = 1.0;
 
 #[derive(clap::Args)]
-pub struct Args {
+pub struct Track {
     /// Folder of the run: `log.folder` of its manifest
     run: PathBuf,
     /// Project (W&B) or experiment (MLflow)
@@ -34,31 +34,34 @@ pub struct Args {
     python: PathBuf,
 }
 
-/// Replaces this process by the client, whose Python module is `client`. It ends when the run ends.
-pub fn run(args: Args, client: &str) -> Result<()> {
-    Status::read(&args.run)?;
-    let run = Run::read(&args.run)?;
-    let config = run.settings;
-    let job = json!({
-        "client": client, "folder": args.run, "project": args.project,
-        "name": args.name.unwrap_or(run.name), "config": config, "poll_s": POLL_S,
-    });
-    let file = in_memory(&redact(&job.to_string())).context("cannot pass the run's settings on")?;
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let error = Command::new(&args.python)
-        .args(["-c", SCRIPT, &path])
-        .exec();
-    Err(Problems::one(
-        "--python",
-        format!("cannot start {}: {error}", args.python.display()),
-        "install Python 3.8 or newer, or name one with --python",
-    )
-    .into())
+impl Track {
+    /// Replaces this process by the client, whose Python module is `client`. It ends when the run ends.
+    pub fn run(self, client: &str) -> Result<()> {
+        Status::read(&self.run)?;
+        let run = Run::read(&self.run)?;
+        let config = run.settings;
+        let job = json!({
+            "client": client, "folder": self.run, "project": self.project,
+            "name": self.name.unwrap_or(run.name), "config": config, "poll_s": POLL_S,
+        });
+        let file = write_memory_file(&redact(&job.to_string()))
+            .context("cannot pass the run's settings on")?;
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let error = Command::new(&self.python)
+            .args(["-c", SCRIPT, &path])
+            .exec();
+        Err(Problems::one(
+            "--python",
+            format!("cannot start {}: {error}", self.python.display()),
+            "install Python 3.8 or newer, or name one with --python",
+        )
+        .into())
+    }
 }
 
 /// File with a text, which the program that replaces this one inherits. An argument may have 128 KiB
 /// at most, and standard input is the terminal, at which the client may ask for a key.
-fn in_memory(text: &str) -> io::Result<File> {
+fn write_memory_file(text: &str) -> io::Result<File> {
     let mut file = File::from(memfd_create("gptrain", MemfdFlags::empty())?);
     file.write_all(text.as_bytes())?;
     Ok(file)

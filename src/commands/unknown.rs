@@ -1,56 +1,158 @@
-//! Options that do not exist but name a setting: `run --lr 3e-4`, `run --train-iters=100`.
+//! Options that do not exist: each is answered with the option or setting that was meant.
 
 use base::Problems;
+use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use manifest::Suggestion;
 use manifest::other_trainers::Meaning;
 
-/// Message for an unknown option of a command with `--set`, if a setting, or another trainer's name of
-/// one, has its name. `words` are the command line without the program's name.
-pub fn explain(error: &clap::Error, root: &clap::Command, words: &[String]) -> Option<Problems> {
+/// Other names of options: the command, the names, and the option, which takes the value that was given,
+/// or a remedy.
+#[rustfmt::skip]
+const OPTIONS: &[(&str, &str, &str)] = &[
+    ("sample", "max_new_tokens max_tokens num_tokens n_predict max_length length", "--tokens"),
+    ("sample", "num_samples num_return_sequences n", "--samples"),
+    ("sample", "start text input", "--prompt"),
+    ("sample", "model checkpoint ckpt out_dir model_path", "name the model alone: `gptrain sample DIR`"),
+    ("sample", "temp t", "--temperature"),
+    ("sample", "k", "--top-k"),
+    ("sample", "p nucleus", "--top-p"),
+    ("sample", "eos stop_string stop_sequence", "--stop"),
+    ("eval", "model model_args checkpoint ckpt", "name the model alone: `gptrain eval DIR`"),
+    ("eval", "num_fewshot fewshot few_shot n_shot", "--shots"),
+    ("eval", "max_samples num_samples samples eval_iters", "--limit"),
+    ("eval", "log_samples", "--logprobs"),
+    ("eval", "sequence_length max_length block_size context", "--seq-len"),
+    ("eval", "batch_size micro_batch_size eval_batch_size batch", "--set batch.micro"),
+    ("estimate", "top top_k n num_plans", "leave it out: --search --gpus N prints the best plans"),
+    ("estimate", "nodes num_nodes nnodes", "say how many devices: --gpus N"),
+    ("estimate", "num_gpus n_gpus ngpus world_size devices ranks", "--gpus"),
+    ("estimate", "gpu device", "--hardware"),
+    ("estimate", "spot_price cost", "--price"),
+    ("estimate", "framework trainer program", "--as"),
+    ("estimate", "html chart", "--plot"),
+    ("export", "format type target", "give --to megatron, --to deepspeed-universal, or nothing"),
+    ("export", "megatron megatron_lm mcore", "--to megatron"),
+    ("export", "universal deepspeed deepspeed_universal", "--to deepspeed-universal"),
+    ("export", "huggingface hugging_face safetensors", "leave it out: that is what is written without --to"),
+    ("export", "tp tensor_model_parallel_size target_tensor_parallel_size", "--tensor"),
+    ("export", "pp pipeline_model_parallel_size target_pipeline_parallel_size", "--pipeline"),
+    ("export", "max_shard_size", "--shard-size"),
+    ("export", "torch_dtype precision", "--dtype"),
+    ("import", "dry_run", "--dry"),
+    ("sweep", "dry_run", "--dry"),
+    ("prune", "dry_run", "--dry"),
+    ("prune", "keep last save_total_limit", "--keep-last"),
+    ("run", "dry_run dry", "give the manifest to `gptrain manifest check` or `gptrain estimate`"),
+    ("run", "config manifest", "name the manifest alone: `gptrain run FILE`"),
+    ("run", "resume resume_from_checkpoint load", "leave it out: a run resumes; or --resume-from STEP"),
+    ("run", "time max_minutes", "--minutes"),
+    ("compare", "html page plot out", "--output"),
+    ("report", "html page out", "--output"),
+    ("status", "follow live tail", "--watch"),
+    ("diagnose", "ranks", "--rank"),
+    ("job", "gpus gres ntasks_per_node", "--gpus-per-node"),
+    ("job", "mem qos constraint reservation mail_user", "write it into the script, with --output FILE"),
+    ("build", "input", "name the files alone: `gptrain data build FILE …`"),
+    ("build", "json_keys json_key column field", "--key"),
+    ("build", "workers num_workers num_proc n_workers", "--threads"),
+    ("build", "tokenizer_model tokenizer_name_or_path vocab_file", "--tokenizer"),
+    ("build", "tokenizer_type merge_file split_sentences", "leave it out: the files of --tokenizer say it"),
+    ("train-tokenizer", "vocab_size", "--vocab"),
+    ("new", "size model_size", "--params"),
+];
+
+/// Message for an unknown option, unless the parser found one with similar letters. `root` is built,
+/// `words` are the command line without the program's name.
+pub fn explain(error: &clap::Error, root: &Command, words: &[String]) -> Option<Problems> {
     if error.kind() != ErrorKind::UnknownArgument {
         return None;
     }
-    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
+    let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidArg) else {
         return None;
     };
-    let name = option
-        .split('=')
-        .next()
-        .filter(|name| name.starts_with("--"))?;
-    let command = command(root, words);
-    if !command
-        .get_arguments()
-        .any(|arg| arg.get_long() == Some("set"))
-    {
+    let name = typed.split('=').next()?;
+    let command = find_command(root, words);
+    let has_similar = error.get(ContextKind::SuggestedArg).is_some();
+    let remedy = find_option(command, name, words).or_else(|| find_setting(command, name, words));
+    if remedy.is_none() && has_similar {
         return None;
     }
-    let remedy = match manifest::suggest_setting(name)? {
-        Suggestion::Key(key) => setting(&key, value(name, words)),
-        Suggestion::Row(row) => match row.meaning {
-            Meaning::Setting { key, value: Some(value) } => setting(key, value),
-            Meaning::Setting { key, value: None } => {
-                let note = if row.unit.is_empty() { "" } else { "; its value is " };
-                format!("{}{note}{}", setting(key, value(name, words)), row.unit)
-            }
-            Meaning::Unneeded(why) | Meaning::Lacking(why) | Meaning::OtherModel(why) => {
-                format!("leave it out: {why}")
-            }
-        },
-    };
-    Some(Problems::one(
-        name,
-        format!("is not an option of `gptrain {}`", command.get_name()),
-        remedy,
-    ))
+    let remedy = remedy.unwrap_or_else(|| list_options(command));
+    let command = command.get_bin_name().unwrap_or("gptrain");
+    Some(Problems::one(name, format!("is not an option of `{command}`"), remedy))
 }
 
-fn setting(key: &str, value: &str) -> String {
+/// Remedy for another program's name of an option.
+fn find_option(command: &Command, name: &str, words: &[String]) -> Option<String> {
+    let plain = name
+        .trim_start_matches('-')
+        .replace('-', "_")
+        .to_lowercase();
+    let (_, _, option) = OPTIONS.iter().find(|(of, names, _)| {
+        *of == command.get_name() && names.split(' ').any(|other| other == plain)
+    })?;
+    let Some(long) = option.strip_prefix("--") else { return Some(option.to_string()) };
+    let takes_value = match long.split_once(' ') {
+        Some(("set", key)) => {
+            return Some(format!("did you mean `--set {key}={}`?", value(name, words)));
+        }
+        Some(_) => false,
+        None => command
+            .get_arguments()
+            .any(|arg| arg.get_long() == Some(long) && arg.get_action().takes_values()),
+    };
+    let value = if takes_value { format!(" {}", value(name, words)) } else { String::new() };
+    Some(format!("did you mean `{option}{value}`?"))
+}
+
+/// Remedy for the name of a setting, or another trainer's name of one, in a command with `--set`.
+fn find_setting(command: &Command, name: &str, words: &[String]) -> Option<String> {
+    command
+        .get_arguments()
+        .find(|arg| arg.get_long() == Some("set"))?;
+    let row = match manifest::suggest_setting(name)? {
+        Suggestion::Key(key) => return Some(set(&key, value(name, words))),
+        Suggestion::Row(row) => row,
+    };
+    Some(match row.meaning {
+        Meaning::Setting { key, value: Some(value) } => set(key, value),
+        Meaning::Setting { key, value: None } => {
+            let note = if row.unit.is_empty() { "" } else { "; its value is " };
+            format!("{}{note}{}", set(key, value(name, words)), row.unit)
+        }
+        Meaning::Unneeded(why) | Meaning::Lacking(why) | Meaning::OtherModel(why) => {
+            format!("leave it out: {why}")
+        }
+    })
+}
+
+fn set(key: &str, value: &str) -> String {
     format!("settings are given by --set: `--set {key}={value}`")
 }
 
-/// The subcommand that the words name.
-fn command<'c>(root: &'c clap::Command, words: &[String]) -> &'c clap::Command {
+/// Remedy for a name without a known meaning: all options of the command.
+fn list_options(command: &Command) -> String {
+    if command.has_subcommands() {
+        return "name a command first: --help lists them".to_string();
+    }
+    let mut names = Vec::new();
+    for arg in command.get_arguments().filter(|arg| !arg.is_global_set()) {
+        names.extend(
+            arg.get_long()
+                .filter(|long| *long != "help")
+                .map(|long| format!("--{long}")),
+        );
+    }
+    if names.is_empty() {
+        "it has no options".into()
+    } else {
+        format!("it has {}", names.join(", "))
+    }
+}
+
+/// Subcommand that the words name.
+fn find_command<'c>(root: &'c Command, words: &[String]) -> &'c Command {
     let mut command = root;
     for word in words {
         match command.find_subcommand(word) {
@@ -64,17 +166,16 @@ fn command<'c>(root: &'c clap::Command, words: &[String]) -> &'c clap::Command {
 
 /// Value that the command line gives to an option, in either form; VALUE if there is none.
 fn value<'w>(name: &str, words: &'w [String]) -> &'w str {
-    let attached = words
-        .iter()
-        .find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
-    attached
-        .or_else(|| {
-            let at = words.iter().position(|word| word == name)?;
-            words
-                .get(at + 1)
-                .map(String::as_str)
-                .filter(|next| !next.starts_with("--"))
-        })
-        .filter(|value| !value.is_empty())
-        .unwrap_or("VALUE")
+    for (at, word) in words.iter().enumerate() {
+        let next = || words.get(at + 1).filter(|next| !next.starts_with("--"));
+        let value = match word.strip_prefix(name) {
+            Some("") => next().map(String::as_str),
+            Some(rest) => rest.strip_prefix('='),
+            None => None,
+        };
+        if let Some(value) = value.filter(|value| !value.is_empty()) {
+            return value;
+        }
+    }
+    "VALUE"
 }

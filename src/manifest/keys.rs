@@ -3,7 +3,7 @@
 
 use super::other_trainers;
 use super::report::{Report, short};
-use super::suggest;
+use super::suggest::{self, Suggestion};
 use super::tree::{Entry, Node, Value};
 use base::number::{NotANumber, Number};
 use serde_json::Value as Json;
@@ -50,9 +50,37 @@ pub fn all() -> Vec<String> {
     Keys::new().all
 }
 
-/// JSON Schema of a manifest, for editors.
+/// JSON Schema of a manifest.
 pub fn schema() -> Json {
     schemars::schema_for!(super::forms::Raw).to_value()
+}
+
+/// Numbers as people write them: `1B`, `100k`, `3e9`, `1_000_000`. YAML takes some of them for text.
+const NUMBER: &str = r"^[-+]?(\d[\d_]*\.?|\.\d)[\d_]*( ?[kKmMbBgGtT]|[eE][-+]?\d+)?$";
+
+/// JSON Schema for editors, in which a number may also be text such as `1B`.
+pub fn editor_schema() -> Json {
+    fn permit_text(schema: &mut Json) {
+        match schema {
+            Json::Array(items) => items.iter_mut().for_each(permit_text),
+            Json::Object(keys) => {
+                let kinds = match keys.get("type") {
+                    Some(Json::Array(kinds)) => kinds.clone(),
+                    Some(Json::String(kind)) => vec![kind.clone().into()],
+                    _ => Vec::new(),
+                };
+                if kinds.contains(&"integer".into()) || kinds.contains(&"number".into()) {
+                    keys.insert("type".into(), [kinds, vec!["string".into()]].concat().into());
+                    keys.insert("pattern".into(), NUMBER.into());
+                }
+                keys.values_mut().for_each(permit_text);
+            }
+            _ => {}
+        }
+    }
+    let mut schema = schema();
+    permit_text(&mut schema);
+    schema
 }
 
 impl Keys {
@@ -136,7 +164,13 @@ impl Keys {
             return;
         }
         let siblings = known.keys().map(String::as_str);
-        let meant = suggest::key(path, &entry.key, siblings, &self.all);
+        // A key of one item of a list is not one of another section.
+        let is_item = path.split('.').any(|step| step.parse::<usize>().is_ok());
+        let meant = if is_item {
+            suggest::word(&entry.key, siblings).map(|key| Suggestion::Key(suggest::join(path, key)))
+        } else {
+            suggest::key(path, &entry.key, siblings, &self.all)
+        };
         if let (None, Value::Map(inside)) = (&meant, &entry.node.value)
             && inside.iter().any(|inner| is_elsewhere(&below, inner))
         {

@@ -50,7 +50,7 @@ pub use choices::{
 pub use cluster::{Comm, Restart, Slurm};
 pub use family::{Architecture, Family};
 pub use inference::for_inference;
-pub use keys::{schema, settings, suggest_setting};
+pub use keys::{editor_schema, schema, settings, suggest_setting};
 pub use layers::LayerKind;
 pub use loss_scale::LossScale;
 pub use lr::{Decay, Lr, Span, Wsd};

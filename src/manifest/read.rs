@@ -7,11 +7,11 @@ use super::{
     Manifest, check, edit,
     forms::Raw,
     keys::{self, Keys},
-    overrides, removed, tree,
+    overrides, removed, suggest, tree,
 };
 use anyhow::Context;
 use base::{Problems, input};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
@@ -228,7 +228,11 @@ fn text(path: &Path, name: &str) -> anyhow::Result<String> {
     let mut file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            return user("there is no such file", "give the path of a manifest");
+            let remedy = match find_nearest(path) {
+                Some(nearest) => format!("did you mean {}?", nearest.display()),
+                None => "give the path of a manifest".to_string(),
+            };
+            return user("there is no such file", &remedy);
         }
         Err(error) => return Err(error).with_context(|| format!("reading {name}")),
     };
@@ -261,4 +265,30 @@ fn text(path: &Path, name: &str) -> anyhow::Result<String> {
             .into())
         }
     }
+}
+
+/// Manifest or run with a similar path: each part that does not exist is replaced by the nearest name.
+/// Also finds a manifest without its extension, and a run by its name.
+fn find_nearest(path: &Path) -> Option<PathBuf> {
+    let is_found = |path: &PathBuf| path.is_file() || run_folder(path).is_some();
+    let short =
+        [path.with_extension("yaml"), path.with_extension("yml"), Path::new("runs").join(path)];
+    if let Some(found) = short.into_iter().find(is_found) {
+        return Some(found);
+    }
+    let mut found = PathBuf::new();
+    for part in path.components() {
+        if found.join(part).exists() {
+            found.push(part);
+            continue;
+        }
+        let folder = if found == Path::new("") { Path::new(".") } else { &found };
+        let mut names: Vec<String> = fs::read_dir(folder)
+            .ok()?
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        found.push(suggest::word(part.as_os_str().to_str()?, names.iter().map(String::as_str))?);
+    }
+    Some(found).filter(is_found)
 }

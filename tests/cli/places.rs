@@ -122,6 +122,58 @@ fn an_option_that_names_a_setting_is_answered_with_set() {
         .expect(2, &["--set"]);
 }
 
+/// Every unknown option has one answer, which is never to type it as a value.
+#[test]
+fn an_unknown_option_is_answered_with_the_one_that_was_meant() {
+    let lab = Lab::new();
+    for (line, words) in [
+        ("sample m --max_new_tokens 5", "did you mean `--tokens 5`?"),
+        ("sample m --num-samples=3", "did you mean `--samples 3`?"),
+        ("eval m --num_fewshot 5", "did you mean `--shots 5`?"),
+        ("eval m --batch_size=8", "did you mean `--set batch.micro=8`?"),
+        ("estimate run.yaml --top 3", "--search --gpus N prints the best plans"),
+        (
+            "export m --output o --format megatron",
+            "give --to megatron, --to deepspeed-universal, or nothing",
+        ),
+        ("export m --output o --megatron", "did you mean `--to megatron`?"),
+        ("export m --output o --tp 2", "did you mean `--tensor 2`?"),
+        ("compare a b --html c", "did you mean `--output c`?"),
+        ("status m --follow", "did you mean `--watch`?"),
+        ("data build x --workers 3", "did you mean `--threads 3`?"),
+        ("run run.yaml --frob 3", "it has --example, --set, --minutes"),
+        ("man --frob", "it has no options"),
+        ("manifest --frob", "name a command first"),
+    ] {
+        let line: Vec<&str> = line.split(' ').collect();
+        let refused = lab.gptrain(&line);
+        refused.expect(2, &["is not an option of `gptrain", words]);
+        assert!(!refused.err.contains("as a value"), "{}", refused.err);
+    }
+    lab.gptrain(&["sample", "m", "--top_k", "3"])
+        .expect(2, &["a similar argument exists: '--top-k'"]);
+}
+
+/// A manifest or a run that does not exist is answered with the nearest one that does.
+#[test]
+fn a_path_that_does_not_exist_is_answered_with_the_nearest() {
+    let lab = Lab::new();
+    lab.run(&["train.steps=1", "log.folder=runs/small"])
+        .expect(0, &[]);
+    for (typed, meant) in [
+        ("runs/smal", "runs/small"),
+        ("rnus/small", "runs/small"),
+        ("small", "runs/small"),
+        ("run.yml", "run.yaml"),
+        ("run", "run.yaml"),
+    ] {
+        lab.gptrain(&["run", typed])
+            .expect(2, &["there is no such file", &format!("did you mean {meant}?")]);
+    }
+    lab.gptrain(&["run", "elsewhere/other.yaml"])
+        .expect(2, &["give the path of a manifest"]);
+}
+
 #[test]
 fn a_shell_script_is_named_as_one() {
     let lab = Lab::new();

@@ -5,7 +5,7 @@ use crate::hints::{typed, well, with_text};
 use std::fs;
 
 /// Remedies that are complete, in what the mistakes below print. May not fall.
-const REMEDIES: usize = 47;
+const REMEDIES: usize = 51;
 
 /// Lines with a mistake.
 const MISTAKES: &str = "\
@@ -44,8 +44,12 @@ gptrain data build text.txt -t bytes --output-prefix out
 gptrain import --hf folder --outptu out
 gptrain sample runs/old --top_p 0.9
 gptrain sample runs/old --tokns 4
+gptrain sample runs/old --max_new_tokens 4
+gptrain run smal.yaml --set name=new
+gptrain run runs/od --set train.steps=12
 gptrain eval runs/old --dat text
 gptrain export runs/old --output folder
+gptrain export runs/old --output out --megatron
 gptrain export runs/old --hf out --dtype bf17
 ";
 
@@ -117,7 +121,16 @@ fn remedied(line: &str, place: &str, what: &str, remedy: &str) -> Vec<String> {
         return vec![with_setting(&without_option(line, place), key, value)];
     }
     if let Some((_, meant)) = remedy.split_once("did you mean ") {
-        let meant = meant.split('?').next().unwrap();
+        let meant = meant.split('?').next().unwrap().trim_matches('`');
+        if what.starts_with("is not an option") {
+            let takes_value = meant.contains(' ') && !meant.starts_with("--to ");
+            let bare =
+                if takes_value { without_option(line, place) } else { line.replace(place, "") };
+            return vec![format!("{bare} {meant}")];
+        }
+        if what.starts_with("there is no such file") {
+            return vec![line.replace(place, meant)];
+        }
         if !what.starts_with("unknown key") {
             return vec![with_setting(line, key, meant)];
         }

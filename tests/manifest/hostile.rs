@@ -146,7 +146,7 @@ fn files_that_are_no_manifest_are_told_apart() {
     );
     assert_eq!(
         scratch.complaint("n.yaml"),
-        "DIR/n.yaml: there is no such file → give the path of a manifest"
+        "DIR/n.yaml: there is no such file → did you mean DIR/m.yaml?"
     );
     // Sparse: the length alone decides, nothing is read.
     let file = std::fs::File::create(scratch.0.join("big.yaml")).expect("a file");

@@ -74,4 +74,15 @@ fn patterns_that_cannot_be_are_refused() {
         "--set model.pattern: model.pattern.0 is \"windows\" → did you mean window? It takes full, window, \
          or a section with keys attention, rope",
     );
+    // Another section has a key `window`.
+    refused(
+        &["model.window=9", "model.pattern=[{attention: window, window: 4}, full]"],
+        "--set model.pattern: unknown key model.pattern.0.window → model.pattern.0 has the keys attention, \
+         rope",
+    );
+    refused(
+        &["model.window=9", "model.pattern=[{atention: window}]"],
+        "--set model.pattern: unknown key model.pattern.0.atention → did you mean \
+         model.pattern.0.attention?",
+    );
 }

@@ -7,6 +7,7 @@
 //! | `coming_from` | docs/coming-from.md, made from the table of other trainers' names; suggestions |
 //! | `refused` | refused manifests, with the text of every message |
 //! | `adafactor`, `muon` | the settings of Adafactor and of Muon |
+//! | `editors` | the schema for editors, with numbers as people write them |
 //! | `layers` | the settings of kinds of layers |
 //! | `hostile` | damaged and malicious files |
 //! | `shipped` | every manifest in `manifests/` |
@@ -14,6 +15,7 @@
 mod accepted;
 mod adafactor;
 mod coming_from;
+mod editors;
 mod hostile;
 mod layers;
 mod muon;

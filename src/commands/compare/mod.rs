@@ -9,7 +9,7 @@ use comparison::Comparison;
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
-pub struct Args {
+pub struct Compare {
     /// Folders of the runs
     #[arg(required = true, num_args = 2.., value_name = "RUN")]
     runs: Vec<PathBuf>,
@@ -25,17 +25,19 @@ pub struct Args {
     json: Json,
 }
 
-pub fn run(args: Args) -> Result<()> {
-    let compared = Comparison::read(&args.runs)?;
-    compared.printout().say(args.json.json);
-    if let Some(page) = &args.output {
-        let scale = if args.log { Scale::Log } else { Scale::Linear };
-        let text = compared.html(scale);
-        base::output::write(page, args.overwrite.existing(), text.as_bytes())?;
-        args.json.lines(|| base::say!("wrote {}", page.display()));
-    } else {
-        args.json
-            .lines(|| base::say!("\n--output compare.html draws the curves"));
+impl Compare {
+    pub fn run(self) -> Result<()> {
+        let compared = Comparison::read(&self.runs)?;
+        compared.printout().say(self.json.json);
+        if let Some(page) = &self.output {
+            let scale = if self.log { Scale::Log } else { Scale::Linear };
+            let text = compared.html(scale);
+            base::output::write(page, self.overwrite.existing(), text.as_bytes())?;
+            self.json.lines(|| base::say!("wrote {}", page.display()));
+        } else {
+            self.json
+                .lines(|| base::say!("\n--output compare.html draws the curves"));
+        }
+        Ok(())
     }
-    Ok(())
 }

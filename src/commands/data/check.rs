@@ -1,17 +1,109 @@
-//! `data check`: reads every byte of datasets.
+//! `gptrain data check`: reads every byte of datasets.
 
-use std::path::{Path, PathBuf};
-
+use super::dataset::{find_tokenizer, prefix};
+use crate::options::Json;
 use anyhow::{Context, Result};
-use serde_json::{Value, json};
-
 use base::progress::{Progress, Unit};
-use base::{Count, Problems};
+use base::{Count, Problems, number};
 use data::indexed::digest::whole_digest;
 use data::indexed::{Indexed, TokenType, index_path, tokens_path};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Args, Debug)]
+pub struct Check {
+    /// PREFIX of each dataset's .bin and .idx
+    #[arg(required = true, value_name = "PREFIX")]
+    datasets: Vec<PathBuf>,
+    /// Limit that every id must be below [default: the tokenizer's vocabulary]
+    #[arg(long, value_parser = number::whole::<usize>)]
+    vocab: Option<usize>,
+    /// Tokenizer of the dataset, which is compared with its record [default: the recorded one, else
+    /// tokenizer.json beside the dataset]
+    #[arg(short, long)]
+    tokenizer: Option<PathBuf>,
+    /// Also print the digest of each file's bytes (XXH3), to compare copies
+    #[arg(long)]
+    digest: bool,
+    #[command(flatten)]
+    json: Json,
+}
+
+impl Check {
+    pub fn run(self) -> Result<()> {
+        let mut problems = Problems::default();
+        let mut sound = Vec::new();
+        for named in &self.datasets {
+            let prefix = prefix(named);
+            let found = problems.collect(self.check(&prefix))?;
+            if let Some(found) = &found {
+                self.json.lines(|| found.say());
+            }
+            sound.extend(found);
+        }
+        let sound: Vec<Value> = sound.iter().map(CheckedDataset::object).collect();
+        self.json
+            .object(json!({ "sound": sound, "mistakes": problems.list }));
+        problems.or(()).map_err(Into::into)
+    }
+
+    /// Reads a dataset. Compares its ids with --vocab, or with the vocabulary of its tokenizer.
+    fn check(&self, prefix: &Path) -> Result<CheckedDataset> {
+        let dataset = Indexed::open(prefix)?;
+        let found = find_tokenizer(self.tokenizer.as_deref(), &dataset)?;
+        let vocab = match (self.vocab, &found.record) {
+            (Some(vocab), _) => Some(vocab),
+            (None, Some(record)) => Some(record.vocab),
+            (None, None) => found.load()?.map(|tokenizer| tokenizer.vocab()),
+        };
+        let size = dataset.token_type().size() as u64;
+        let progress = Progress::new("checking", dataset.tokens() * size, Unit::Bytes);
+        let highest = dataset.highest(|tokens| {
+            progress.show(tokens * size, || format!("{} tokens", Count(tokens)));
+        })?;
+        progress.finish();
+        let place = prefix.display().to_string();
+        let Some((id, sequence)) = highest else {
+            return Err(Problems::one(
+                place,
+                "holds no tokens: it cannot be used for training",
+                "build it again",
+            )
+            .into());
+        };
+        if let Some(vocab) = vocab.filter(|vocab| id >= *vocab as u64) {
+            return Err(Problems::one(
+                place,
+                format!("sequence {sequence} holds id {id}; the vocabulary has {vocab} ids"),
+                "it was built with another tokenizer, or is damaged",
+            )
+            .into());
+        }
+        let mut digests = Vec::new();
+        for path in [index_path(prefix), tokens_path(prefix)]
+            .into_iter()
+            .filter(|_| self.digest)
+        {
+            let total = path.metadata().map_or(0, |about| about.len());
+            let progress = Progress::new("hashing", total, Unit::Bytes);
+            let digest = whole_digest(&path, |bytes| progress.add(bytes));
+            let (_, digest) = digest.with_context(|| format!("cannot read {}", path.display()))?;
+            digests.push((path, digest));
+        }
+        Ok(CheckedDataset {
+            dataset: place,
+            documents: dataset.documents() as u64,
+            tokens: dataset.tokens(),
+            dtype: dataset.token_type(),
+            highest_id: id,
+            vocab,
+            digests,
+        })
+    }
+}
 
 /// Contents of an undamaged dataset.
-pub struct CheckedDataset {
+struct CheckedDataset {
     dataset: String,
     documents: u64,
     tokens: u64,
@@ -23,7 +115,7 @@ pub struct CheckedDataset {
 }
 
 impl CheckedDataset {
-    pub fn say(&self) {
+    fn say(&self) {
         let against = match self.vocab {
             Some(vocab) => format!("all below the vocabulary's {}", Count(vocab as u64)),
             None => "no vocabulary to compare with: give --vocab or --tokenizer".into(),
@@ -41,7 +133,7 @@ impl CheckedDataset {
         }
     }
 
-    pub fn object(&self) -> Value {
+    fn object(&self) -> Value {
         let digests: serde_json::Map<String, Value> = self
             .digests
             .iter()
@@ -53,63 +145,4 @@ impl CheckedDataset {
             "digests": digests,
         })
     }
-}
-
-/// Reads a dataset. Compares its ids with `vocab`, or with the vocabulary of its tokenizer.
-pub fn check(
-    prefix: &Path,
-    vocab: Option<usize>,
-    tokenizer: Option<&Path>,
-    digest: bool,
-) -> Result<CheckedDataset> {
-    let dataset = Indexed::open(prefix)?;
-    let found = super::dataset::tokenizer(tokenizer, &dataset)?;
-    let vocab = match (vocab, &found.record) {
-        (Some(vocab), _) => Some(vocab),
-        (None, Some(record)) => Some(record.vocab),
-        (None, None) => found.load()?.map(|tokenizer| tokenizer.vocab()),
-    };
-    let size = dataset.token_type().size() as u64;
-    let progress = Progress::new("checking", dataset.tokens() * size, Unit::Bytes);
-    let highest = dataset.highest(|tokens| {
-        progress.show(tokens * size, || format!("{} tokens", Count(tokens)));
-    })?;
-    progress.finish();
-    let place = prefix.display().to_string();
-    let Some((id, sequence)) = highest else {
-        return Err(Problems::one(
-            place,
-            "holds no tokens: it cannot be used for training",
-            "build it again",
-        )
-        .into());
-    };
-    if let Some(vocab) = vocab.filter(|vocab| id >= *vocab as u64) {
-        return Err(Problems::one(
-            place,
-            format!("sequence {sequence} holds id {id}; the vocabulary has {vocab} ids"),
-            "it was built with another tokenizer, or is damaged",
-        )
-        .into());
-    }
-    let mut digests = Vec::new();
-    for path in [index_path(prefix), tokens_path(prefix)]
-        .into_iter()
-        .filter(|_| digest)
-    {
-        let total = path.metadata().map_or(0, |about| about.len());
-        let progress = Progress::new("hashing", total, Unit::Bytes);
-        let digest = whole_digest(&path, |bytes| progress.add(bytes));
-        let (_, digest) = digest.with_context(|| format!("cannot read {}", path.display()))?;
-        digests.push((path, digest));
-    }
-    Ok(CheckedDataset {
-        dataset: place,
-        documents: dataset.documents() as u64,
-        tokens: dataset.tokens(),
-        dtype: dataset.token_type(),
-        highest_id: id,
-        vocab,
-        digests,
-    })
 }

@@ -9,7 +9,7 @@ use data::Indexed;
 use data::record::DatasetTokenizer;
 
 /// Tokenizer of a dataset. Prints a note if it is a guess or missing.
-pub fn tokenizer(named: Option<&Path>, dataset: &Indexed) -> Result<DatasetTokenizer> {
+pub fn find_tokenizer(named: Option<&Path>, dataset: &Indexed) -> Result<DatasetTokenizer> {
     let found = DatasetTokenizer::find(dataset, named)?;
     if let Some(note) = &found.note {
         base::warn!("note: {}", escape_control(note));
@@ -22,4 +22,13 @@ pub fn prefix(named: &Path) -> PathBuf {
     let text = named.to_string_lossy();
     let cut = text.strip_suffix(".bin").or(text.strip_suffix(".idx"));
     cut.map_or(named.into(), PathBuf::from)
+}
+
+/// Result of printing; a closed pipe (`| head`) is not an error.
+pub fn until_closed(printed: Result<()>) -> Result<()> {
+    printed.or_else(|error| {
+        let io = error.downcast_ref::<std::io::Error>();
+        let closed = io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe);
+        if closed { Ok(()) } else { Err(error) }
+    })
 }

@@ -1,49 +1,77 @@
-//! `data inspect`: shows the contents of a dataset.
+//! `gptrain data inspect`: shows the contents of a dataset.
 
-use std::ops::Range;
-use std::path::Path;
+use std::path::PathBuf;
 
 use anyhow::Result;
 use serde_json::json;
 
+use super::dataset::{find_tokenizer, prefix};
+use crate::options::Json;
 use base::table::{Cell, Printout, Table};
-use base::{Bytes, Count, escape_control};
+use base::{Bytes, Count, escape_control, number};
 use data::Record;
 use data::indexed::Indexed;
 use data::tokenizer::Tokenizer;
+
+#[derive(clap::Args, Debug)]
+pub struct Inspect {
+    /// PREFIX of the dataset's .bin and .idx
+    #[arg(value_name = "PREFIX")]
+    dataset: PathBuf,
+    /// Tokenizer that decodes the text [default: the recorded one, else tokenizer.json beside the
+    /// dataset]
+    #[arg(short, long)]
+    tokenizer: Option<PathBuf>,
+    /// Number of documents to show
+    #[arg(short = 'n', long, default_value_t = 3, value_parser = number::whole::<usize>)]
+    documents: usize,
+    /// First document to show
+    #[arg(long, value_name = "DOCUMENT", default_value_t = 0)]
+    #[arg(value_parser = number::whole::<usize>)]
+    from: usize,
+    /// Tokens of each document to show
+    #[arg(long, value_name = "TOKENS", default_value_t = 64)]
+    #[arg(value_parser = number::whole::<usize>)]
+    tokens: usize,
+    #[command(flatten)]
+    json: Json,
+}
+
+impl Inspect {
+    pub fn run(self) -> Result<()> {
+        self.inspect()?.say(self.json.json);
+        Ok(())
+    }
+
+    /// Contents of a dataset, with some tokens of these documents.
+    fn inspect(&self) -> Result<Printout> {
+        let documents = self.from..self.from.saturating_add(self.documents);
+        let dataset = Indexed::open(&prefix(&self.dataset))?;
+        let found = find_tokenizer(self.tokenizer.as_deref(), &dataset)?;
+        let record = found.record.as_ref();
+        let tokenizer = found.load()?;
+        let lengths = lengths(&dataset);
+        let mut out = Printout::new(report(&dataset, &lengths, record));
+        let facts = facts(&dataset, &lengths, record);
+        out.table(facts.titled(prefix(&self.dataset).display().to_string()));
+        if !lengths.sorted.is_empty() {
+            out.line("");
+            out.table(histogram(&lengths));
+        }
+        for document in documents.start..documents.end.min(dataset.documents()) {
+            show(&dataset, tokenizer.as_ref(), document, self.tokens, &mut out)?;
+        }
+        if tokenizer.is_none() && !documents.is_empty() {
+            out.line("\n(--tokenizer shows the ids as text)");
+        }
+        Ok(out)
+    }
+}
 
 /// Lengths of documents, in tokens.
 struct Lengths {
     sorted: Vec<u64>,
     empty: usize,
-}
-
-/// Contents of a dataset, with some tokens of these documents.
-pub fn inspect(
-    prefix: &Path,
-    tokenizer: Option<&Path>,
-    documents: Range<usize>,
-    tokens: usize,
-) -> Result<Printout> {
-    let dataset = Indexed::open(prefix)?;
-    let found = super::dataset::tokenizer(tokenizer, &dataset)?;
-    let record = found.record.as_ref();
-    let tokenizer = found.load()?;
-    let lengths = lengths(&dataset);
-    let mut out = Printout::new(report(&dataset, &lengths, record));
-    let facts = facts(&dataset, &lengths, record);
-    out.table(facts.titled(prefix.display().to_string()));
-    if !lengths.sorted.is_empty() {
-        out.line("");
-        out.table(histogram(&lengths));
-    }
-    for document in documents.start..documents.end.min(dataset.documents()) {
-        show(&dataset, tokenizer.as_ref(), document, tokens, &mut out)?;
-    }
-    if tokenizer.is_none() && !documents.is_empty() {
-        out.line("\n(--tokenizer shows the ids as text)");
-    }
-    Ok(out)
 }
 
 fn lengths(dataset: &Indexed) -> Lengths {

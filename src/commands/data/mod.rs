@@ -1,63 +1,49 @@
 //! `gptrain data …`: builds, merges and inspects datasets.
 
-use anyhow::Result;
-use clap::Subcommand;
-
+mod build;
 mod check;
-mod check_options;
 pub mod dataset;
 mod inspect;
-mod inspect_options;
-pub mod make;
-mod make_options;
+mod merge;
 mod samples;
-mod samples_options;
+mod text;
+mod train_tokenizer;
+
+pub use build::Build;
+pub use train_tokenizer::TrainTokenizer;
+
+use anyhow::Result;
+use check::Check;
+use clap::Subcommand;
+use inspect::Inspect;
+use merge::Merge;
+use samples::Samples;
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Tokenize text into a dataset (PREFIX.bin and PREFIX.idx)
-    Build(make_options::BuildArgs),
+    Build(Build),
     /// Learn a tokenizer.json from text: byte-level BPE
-    TrainTokenizer(make_options::TrainArgs),
+    TrainTokenizer(TrainTokenizer),
     /// Show what a dataset holds: documents, tokens, lengths, text
-    Inspect(inspect_options::Args),
+    Inspect(Inspect),
     /// Read every byte of datasets and report damage
-    Check(check_options::Args),
+    Check(Check),
     /// Join datasets into one
-    Merge(make_options::MergeArgs),
+    Merge(Merge),
     /// Print training samples in the order that a run reads them
-    Samples(samples_options::Args),
+    Samples(Samples),
 }
 
 impl Command {
-    pub fn prints_json(&self) -> bool {
+    pub fn run(self) -> Result<()> {
         match self {
-            Command::Build(args) => args.json.json,
-            Command::TrainTokenizer(args) => args.json.json,
-            Command::Inspect(args) => args.json.json,
-            Command::Check(args) => args.json.json,
-            Command::Merge(args) => args.json.json,
-            Command::Samples(args) => args.json,
+            Command::Build(build) => build.run(),
+            Command::TrainTokenizer(train) => train.run(),
+            Command::Inspect(inspect) => inspect.run(),
+            Command::Check(check) => check.run(),
+            Command::Merge(merge) => merge.run(),
+            Command::Samples(samples) => samples.run(),
         }
     }
-}
-
-pub fn run(command: Command) -> Result<()> {
-    match command {
-        Command::Build(args) => make_options::build(args),
-        Command::TrainTokenizer(args) => make_options::train_tokenizer(args),
-        Command::Inspect(args) => inspect_options::run(args),
-        Command::Check(args) => check_options::run(args),
-        Command::Merge(args) => make_options::merge(args),
-        Command::Samples(args) => samples_options::run(args),
-    }
-}
-
-/// Result of printing; a closed pipe (`| head`) is not an error.
-fn until_closed(printed: Result<()>) -> Result<()> {
-    printed.or_else(|error| {
-        let io = error.downcast_ref::<std::io::Error>();
-        let closed = io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe);
-        if closed { Ok(()) } else { Err(error) }
-    })
 }

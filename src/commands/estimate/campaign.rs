@@ -2,8 +2,8 @@
 
 use super::progress::Bar;
 use super::records::{Changes, learn};
-use super::search::none_over;
-use super::{Args, other};
+use super::search::explain_none;
+use super::{Estimate, find_predictor};
 use estimate::campaign::{self, Law, Member};
 use estimate::change::flag_lines;
 use estimate::compare::{Side, compared};
@@ -31,7 +31,7 @@ pub struct Campaign {
 }
 
 /// Prints both plans side by side. Ok(false) if the changed plan does not fit.
-pub fn compare(args: &Args, path: &Path, changes: &str) -> anyhow::Result<bool> {
+pub fn print_comparison(args: &Estimate, path: &Path, changes: &str) -> anyhow::Result<bool> {
     let (from, mut sets) = match Path::new(changes) {
         file if file.is_file() => (file, Vec::new()),
         _ => (path, args.set.clone()),
@@ -50,7 +50,7 @@ pub fn compare(args: &Args, path: &Path, changes: &str) -> anyhow::Result<bool> 
         args.load(from, &sets)?
     };
     let view = |loaded: &Loaded| {
-        let (request, other) = requested(args, loaded, args.flags())?;
+        let (request, other) = make_request(args, loaded, args.flags())?;
         anyhow::Ok(request.view(other))
     };
     let a = view(&now)?;
@@ -68,8 +68,8 @@ pub fn compare(args: &Args, path: &Path, changes: &str) -> anyhow::Result<bool> 
 }
 
 /// Request with the result of --calibrate, and the predictor of another program.
-fn requested(
-    args: &Args,
+fn make_request(
+    args: &Estimate,
     loaded: &Loaded,
     flags: Flags,
 ) -> anyhow::Result<(Request, Option<&'static dyn Predict>)> {
@@ -80,14 +80,14 @@ fn requested(
             Ok((learn(path, request)?, None))
         }
         _ => {
-            let other = other(args, &request)?;
+            let other = find_predictor(args, &request)?;
             Ok((request, other))
         }
     }
 }
 
 /// Prints the plan of every size. Ok(false) if one of them does not fit in any topology.
-pub fn sizes(args: &Args, path: &Path) -> anyhow::Result<bool> {
+pub fn print_sizes(args: &Estimate, path: &Path) -> anyhow::Result<bool> {
     let law = args.campaign.law.unwrap_or(Law::CHINCHILLA);
     let like = args.load(path, &args.set)?.manifest;
     let devices = args.search.gpus.unwrap_or(like.topology.ranks());
@@ -98,12 +98,12 @@ pub fn sizes(args: &Args, path: &Path) -> anyhow::Result<bool> {
         let loaded = args.load(path, &[&args.set[..], &sets].concat())?;
         let tokens = law.tokens(model::parameters(&loaded.manifest.model) as f64);
         let flags = Flags { tokens: Some(tokens), ..args.flags() };
-        let (request, other) = requested(args, &loaded, flags)?;
+        let (request, other) = make_request(args, &loaded, flags)?;
         let search = request.search(other, Extras::default()).watched(&watch);
         let found = search
             .ranked(devices)
             .map(|mut found| found.best.swap_remove(0));
-        let best = found.ok_or_else(|| none_over(devices, search.exclusion(devices)));
+        let best = found.ok_or_else(|| explain_none(devices, search.exclusion(devices)));
         anyhow::Ok(Member { size: *size, best, manifest: request.manifest, terms: request.terms })
     };
     let members = args

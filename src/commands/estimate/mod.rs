@@ -10,7 +10,8 @@ mod unused_flags;
 
 use crate::completions::{HARDWARE, PROGRAMS, SETTINGS};
 use crate::import::foreign;
-use crate::manifest::new::NewManifest;
+use crate::manifest::new::{New, parse_family};
+use crate::options::Overwrite;
 use base::table::Printout;
 use base::{Problems, number};
 use estimate::gptrain::advisor::Advisor;
@@ -29,7 +30,7 @@ use records::{learn, list_hardware};
 use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
-pub struct Args {
+pub struct Estimate {
     /// Manifest, or a size such as 7B: then the shape of the published model of that size
     #[arg(required_unless_present_any = ["selftest", "score", "list_hardware", "from"])]
     manifest: Option<PathBuf>,
@@ -40,12 +41,12 @@ pub struct Args {
     /// Change a setting of the manifest, as in `--set topology.tensor=4`
     #[arg(long, value_name = "KEY=VALUE", value_parser = SETTINGS, hide_possible_values = true)]
     set: Vec<String>,
-    #[arg(long = "as", value_name = "PROGRAM", help = others())]
+    #[arg(long = "as", value_name = "PROGRAM", help = list_programs())]
     #[arg(value_parser = PROGRAMS, hide_possible_values = true)]
     program: Option<String>,
     /// Family of the model, for a size instead of a manifest: gpt2 or llama [default: that of the
     /// published model]
-    #[arg(long, value_parser = crate::manifest::family)]
+    #[arg(long, value_parser = parse_family)]
     family: Option<Family>,
     /// Row of the hardware table, instead of the manifest's plan.hardware; h100 is h100-80g
     #[arg(long, value_name = "NAME", value_parser = HARDWARE, hide_possible_values = true)]
@@ -92,95 +93,132 @@ pub struct Args {
     #[arg(long, value_name = "FOLDER")]
     plot: Option<PathBuf>,
     #[command(flatten)]
-    overwrite: crate::options::Overwrite,
+    overwrite: Overwrite,
     /// Draw the pipeline's schedule
     #[arg(long)]
     draw_schedule: bool,
 }
 
 /// Help of `--as`.
-fn others() -> String {
+fn list_programs() -> String {
     let names = trainers::names().join(", ");
     format!(
         "Estimate for another trainer, or rows of unknown ones in --score by its formulas: {names}"
     )
 }
 
-pub fn run(mut args: Args) -> anyhow::Result<()> {
-    args.imply_search();
-    args.refuse_unused()?;
-    if args.list_hardware {
-        list_hardware().say(args.json);
-        return Ok(());
-    }
-    if args.selftest || args.score.is_some() {
-        return scores(&args);
-    }
-    let fits = plan(&args)?;
-    if fits { Ok(()) } else { Err(AlreadyPrinted { code: exit::DOES_NOT_FIT }.into()) }
-}
-
-/// Prints the plan. Ok(false) if it does not fit.
-fn plan(args: &Args) -> anyhow::Result<bool> {
-    let loaded = match (&args.from, &args.manifest) {
-        (Some(from), _) => foreign::planned_run(from, &args.set)?,
-        (None, manifest) => {
-            let path = manifest.as_ref().expect("clap asks for it");
-            if let Some(other) = &args.campaign.what_if {
-                return campaign::compare(args, path, other);
-            }
-            if !args.campaign.sizes.is_empty() {
-                return campaign::sizes(args, path);
-            }
-            args.load(path, &args.set)?
+impl Estimate {
+    pub fn run(mut self) -> anyhow::Result<()> {
+        self.imply_search();
+        self.refuse_unused()?;
+        if self.list_hardware {
+            list_hardware().say(self.json);
+            return Ok(());
         }
-    };
-    let mut request = Request::new(loaded.manifest, &args.flags())?;
-    args.refuse_unused_for(request.setup.program)?;
-    if request.setup.program == Program::Gptrain
-        && let Some(path) = &args.calibrate
-    {
-        request = learn(path, request)?;
+        if self.selftest || self.score.is_some() {
+            return print_scores(&self);
+        }
+        let fits = self.print_plan()?;
+        if fits { Ok(()) } else { Err(AlreadyPrinted { code: exit::DOES_NOT_FIT }.into()) }
     }
-    let other = other(args, &request)?;
-    if args.search.asked() {
-        return search::run(args, &request, other);
+
+    /// Prints the plan. Ok(false) if it does not fit.
+    fn print_plan(&self) -> anyhow::Result<bool> {
+        let loaded = match (&self.from, &self.manifest) {
+            (Some(from), _) => foreign::planned_run(from, &self.set)?,
+            (None, manifest) => {
+                let path = manifest.as_ref().expect("clap asks for it");
+                if let Some(other) = &self.campaign.what_if {
+                    return campaign::print_comparison(self, path, other);
+                }
+                if !self.campaign.sizes.is_empty() {
+                    return campaign::print_sizes(self, path);
+                }
+                self.load(path, &self.set)?
+            }
+        };
+        let mut request = Request::new(loaded.manifest, &self.flags())?;
+        self.refuse_unused_for(request.setup.program)?;
+        if request.setup.program == Program::Gptrain
+            && let Some(path) = &self.calibrate
+        {
+            request = learn(path, request)?;
+        }
+        let other = find_predictor(self, &request)?;
+        if self.search.is_asked() {
+            return search::run(self, &request, other);
+        }
+        let (view, mut out) = advise(&request, &loaded.effective, other);
+        add_charts(self, &request, other, &view, &mut out)?;
+        out.say(self.json);
+        Ok(view.fits_all())
     }
-    let (view, mut out) = planned(&request, &loaded.effective, other);
-    finish(args, &request, other, &view, &mut out)?;
-    out.say(args.json);
-    Ok(view.fits_all())
+
+    /// Loads the manifest, or makes one for a size.
+    fn load(&self, path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
+        let size = path.to_str().filter(|_| !path.exists()).map(words::tokens);
+        let Some(Ok(size)) = size else {
+            if self.family.is_some() {
+                return Err(Problems::one(
+                    "--family",
+                    "is for a size such as 7B instead of a manifest",
+                    "set model.family in the manifest",
+                )
+                .into());
+            }
+            return manifest::load(path, sets);
+        };
+        let name = path.display().to_string();
+        let new = New { params: Some(size as u64), family: self.family, ..New::default() };
+        Ok(manifest::parse(&new.text(&name)?, &name, Path::new("."), sets)?)
+    }
+
+    fn flags(&self) -> Flags<'_> {
+        Flags {
+            program: self.program.as_deref(),
+            hardware: self.hardware.as_deref(),
+            tokens: self.tokens,
+            price: self.price,
+            budget: self.budget,
+            availability: self.availability,
+            async_launches: self.async_launches,
+        }
+    }
 }
 
 /// Predictor of the request's program; None for gptrain.
-fn other(args: &Args, request: &Request) -> anyhow::Result<Option<&'static dyn Predict>> {
+fn find_predictor(
+    args: &Estimate,
+    request: &Request,
+) -> anyhow::Result<Option<&'static dyn Predict>> {
     match request.setup.program {
         Program::Gptrain => Ok(None),
         #[cfg(feature = "predict")]
-        Program::Other(_) => Ok(Some(others::predictor(args, Some(&request.setup))?)),
+        Program::Other(_) => Ok(Some(others::load_predictor(args, Some(&request.setup))?)),
         #[cfg(not(feature = "predict"))]
         Program::Other(_) => {
-            Err(without(if args.program.is_some() { "--as" } else { "plan.framework" }).into())
+            Err(refuse_without(if args.program.is_some() { "--as" } else { "plan.framework" })
+                .into())
         }
     }
 }
 
 /// Errors of predictions of measured runs.
-fn scores(args: &Args) -> anyhow::Result<()> {
+fn print_scores(args: &Estimate) -> anyhow::Result<()> {
     #[cfg(feature = "predict")]
-    return others::scores(args);
+    return others::print_scores(args);
     #[cfg(not(feature = "predict"))]
-    Err(without(if args.selftest { "--selftest" } else { "--score" }).into())
+    Err(refuse_without(if args.selftest { "--selftest" } else { "--score" }).into())
 }
 
 /// Error for an option that needs the planner of other programs.
 #[cfg(not(feature = "predict"))]
-fn without(option: &str) -> Problems {
+fn refuse_without(option: &str) -> Problems {
     Problems::without(option, "plans of other programs", ", or plan for gptrain: --as gptrain")
 }
 
 /// Plan with advice.
-fn planned(request: &Request, effective: &str, other: Option<&dyn Predict>) -> (View, Printout) {
+fn advise(request: &Request, effective: &str, other: Option<&dyn Predict>) -> (View, Printout) {
     let view = request.view(other);
     let mut out = print::printout(&view);
     let Request { manifest, setup, .. } = request;
@@ -196,8 +234,8 @@ fn planned(request: &Request, effective: &str, other: Option<&dyn Predict>) -> (
 }
 
 /// Adds the schedule and writes the charts, as the options say.
-fn finish(
-    args: &Args,
+fn add_charts(
+    args: &Estimate,
     request: &Request,
     other: Option<&dyn Predict>,
     view: &View,
@@ -220,40 +258,6 @@ fn finish(
     Ok(())
 }
 
-impl Args {
-    /// Loads the manifest, or makes one for a size.
-    fn load(&self, path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
-        let size = path.to_str().filter(|_| !path.exists()).map(words::tokens);
-        let Some(Ok(size)) = size else {
-            if self.family.is_some() {
-                return Err(Problems::one(
-                    "--family",
-                    "is for a size such as 7B instead of a manifest",
-                    "set model.family in the manifest",
-                )
-                .into());
-            }
-            return manifest::load(path, sets);
-        };
-        let name = path.display().to_string();
-        let params = Some(size as u64);
-        let new = NewManifest { name, params, family: self.family, ..NewManifest::default() };
-        Ok(manifest::parse(&new.text()?, &new.name, Path::new("."), sets)?)
-    }
-
-    fn flags(&self) -> Flags<'_> {
-        Flags {
-            program: self.program.as_deref(),
-            hardware: self.hardware.as_deref(),
-            tokens: self.tokens,
-            price: self.price,
-            budget: self.budget,
-            availability: self.availability,
-            async_launches: self.async_launches,
-        }
-    }
-}
-
 #[cfg(all(test, not(feature = "predict")))]
 mod tests {
     use super::*;
@@ -262,7 +266,7 @@ mod tests {
     #[derive(Parser)]
     struct Cli {
         #[command(flatten)]
-        args: Args,
+        args: Estimate,
     }
 
     #[test]
@@ -274,7 +278,7 @@ mod tests {
         ];
         for (words, place) in cases {
             let args = Cli::parse_from([&["estimate"], words].concat()).args;
-            let said = run(args).unwrap_err().to_string();
+            let said = args.run().unwrap_err().to_string();
             let parts = [place, "without plans of other programs", "cargo build --release"];
             assert!(parts.iter().all(|part| said.contains(part)), "{said}");
         }

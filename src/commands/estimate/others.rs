@@ -1,6 +1,6 @@
 //! Plans of other programs, by the crate `predict`: `--as`, `--selftest`, `--score`.
 
-use super::Args;
+use super::Estimate;
 use super::records::read;
 use base::Problems;
 use estimate::setup::Setup;
@@ -12,7 +12,10 @@ const SHOWN: usize = 10;
 
 /// Predictor from the shipped runs, and from those of --calibrate: a csv, or a log of the run that
 /// `setup` plans. Prints a summary on stderr.
-pub fn predictor(args: &Args, setup: Option<&Setup>) -> anyhow::Result<&'static Predictor> {
+pub fn load_predictor(
+    args: &Estimate,
+    setup: Option<&Setup>,
+) -> anyhow::Result<&'static Predictor> {
     let Some(path) = &args.calibrate else { return Ok(Predictor::shipped()) };
     let name = path.display().to_string();
     let found = calibrate::calibrate(&read(path)?, &name, setup, args.async_launches)?;
@@ -28,13 +31,13 @@ pub fn predictor(args: &Args, setup: Option<&Setup>) -> anyhow::Result<&'static 
 }
 
 /// Prints the errors of predictions of measured runs: the shipped ones, or those of --score.
-pub fn scores(args: &Args) -> anyhow::Result<()> {
+pub fn print_scores(args: &Estimate) -> anyhow::Result<()> {
     let out = match &args.score {
         None => score::print::selftest(),
         Some(path) => {
-            let predictor = predictor(args, None)?;
+            let predictor = load_predictor(args, None)?;
             let text = read(path)?;
-            let family = family(args)?;
+            let family = parse_family(args)?;
             let mut rows = rows::read_as(&text, &path.display().to_string(), family)?;
             if args.async_launches {
                 rows = rows.into_iter().map(rows::Row::asynchronous).collect();
@@ -47,7 +50,7 @@ pub fn scores(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Program whose formulas the rows of unknown programs have in --score.
-fn family(args: &Args) -> Result<Option<&'static Trainer>, Problems> {
+fn parse_family(args: &Estimate) -> Result<Option<&'static Trainer>, Problems> {
     if args.program.as_deref() == Some("gptrain") {
         return Err(Problems::one(
             "--as",

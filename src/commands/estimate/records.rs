@@ -41,7 +41,7 @@ pub fn learn(path: &Path, request: Request) -> anyhow::Result<Request> {
 /// Settings of `--what-if`, "a=1,b=2".
 pub struct Changes {
     pub sets: Vec<String>,
-    /// Replicas with which the changed topology has as many devices; None if that is given, or if the
+    /// Replicas that keep the number of devices; None if the changes give it, or if the
     /// number of devices is not divisible.
     replicas: Option<usize>,
 }
@@ -74,7 +74,7 @@ impl Changes {
     }
 }
 
-/// Replicas with which a changed pipeline or tensor size takes as many devices as `now`. None if `pairs`
+/// Replicas that keep the number of devices of `now` when tensor or pipeline change. None if `pairs`
 /// set topology.data, or if the number of devices is not divisible.
 fn replicas_on_as_many_devices(now: &Topology, pairs: &[String]) -> Option<usize> {
     let set = |name: &str| {

@@ -1,6 +1,6 @@
 //! `gptrain estimate --search`, `--min-gpus`, `--max-params`
 
-use super::Args;
+use super::Estimate;
 use super::progress::Bar;
 use base::number::whole;
 use base::table::Printout;
@@ -18,7 +18,7 @@ pub struct Search {
     #[arg(long, requires = "gpus", conflicts_with_all = ["max_params", "min_gpus"])]
     pub search: bool,
     /// Devices to use
-    #[arg(long, value_parser = some)]
+    #[arg(long, value_parser = parse_devices)]
     pub gpus: Option<usize>,
     /// Nodes of --gpus that remain idle as spares
     #[arg(long, value_parser = whole::<usize>)]
@@ -39,7 +39,7 @@ pub struct Search {
 }
 
 /// Parses a number of devices.
-fn some(text: &str) -> Result<usize, String> {
+fn parse_devices(text: &str) -> Result<usize, String> {
     match whole(text) {
         Ok(0) => Err("a plan needs a device: give 1 or more".into()),
         Ok(count) => Ok(count),
@@ -48,7 +48,7 @@ fn some(text: &str) -> Result<usize, String> {
 }
 
 impl Search {
-    pub fn asked(&self) -> bool {
+    pub fn is_asked(&self) -> bool {
         self.search || self.max_params || self.min_gpus
     }
 
@@ -59,7 +59,11 @@ impl Search {
 }
 
 /// Runs the search. Ok(false) if no plan fits.
-pub fn run(args: &Args, request: &Request, other: Option<&dyn Predict>) -> anyhow::Result<bool> {
+pub fn run(
+    args: &Estimate,
+    request: &Request,
+    other: Option<&dyn Predict>,
+) -> anyhow::Result<bool> {
     let bar = Bar::new();
     let watch = |progress| bar.show(progress);
     let search = request.search(other, args.search.extras()).watched(&watch);
@@ -70,9 +74,9 @@ pub fn run(args: &Args, request: &Request, other: Option<&dyn Predict>) -> anyho
             .map(|found| print::fewest(m, &found));
         bar.finish();
         let none = || NONE_ON_ANY.to_string();
-        return Ok(shown(args, found, none));
+        return Ok(print_found(args, found, none));
     }
-    let devices = devices(args, request)?;
+    let devices = count_devices(args, request)?;
     if args.search.max_params {
         if devices > MOST_DEVICES {
             let (given, most) = (Count(devices as u64), Count(MOST_DEVICES as u64));
@@ -84,25 +88,25 @@ pub fn run(args: &Args, request: &Request, other: Option<&dyn Predict>) -> anyho
             .map(|found| print::largest(m, devices, &found));
         bar.finish();
         let none = || format!("no model of these proportions fits on {devices} devices");
-        return Ok(shown(args, found, none));
+        return Ok(print_found(args, found, none));
     }
-    let found = ranked(args, request, &search, devices)?;
+    let found = rank(args, request, &search, devices)?;
     bar.finish();
-    Ok(shown(args, found, || none_over(devices, search.exclusion(devices))))
+    Ok(print_found(args, found, || explain_none(devices, search.exclusion(devices))))
 }
 
-const NONE_ON_ANY: &str = "no number of devices up to 65,536 fits";
+const NONE_ON_ANY: &str = "the model does not fit on any number of devices up to 65,536";
 
-/// Reason why no topology over so many devices can be planned: the settings that exclude all, or memory.
-pub fn none_over(devices: usize, exclusion: Option<String>) -> String {
+/// Says why no topology over this number of devices fits: settings that exclude all, or memory.
+pub fn explain_none(devices: usize, exclusion: Option<String>) -> String {
     match exclusion {
         Some(exclusion) => format!("no topology over {devices} devices: {exclusion}"),
         None => format!("no topology over {devices} devices fits into their memory"),
     }
 }
 
-/// Devices of --gpus without those of the spare nodes.
-fn devices(args: &Args, request: &Request) -> Result<usize, Problems> {
+/// Devices of --gpus, without the spare nodes.
+fn count_devices(args: &Estimate, request: &Request) -> Result<usize, Problems> {
     let all = args.search.gpus.expect("clap asks for it");
     let spare = args.search.nodes_spare.unwrap_or(0);
     match all.saturating_sub(spare * request.setup.per_node) {
@@ -115,8 +119,8 @@ fn devices(args: &Args, request: &Request) -> Result<usize, Problems> {
     }
 }
 
-fn ranked(
-    args: &Args,
+fn rank(
+    args: &Estimate,
     request: &Request,
     search: &Searched,
     devices: usize,
@@ -135,12 +139,13 @@ fn ranked(
 }
 
 /// Prints the result, or that there is none. Returns whether there is one.
-fn shown(args: &Args, found: Option<Printout>, none: impl FnOnce() -> String) -> bool {
+fn print_found(args: &Estimate, found: Option<Printout>, none: impl FnOnce() -> String) -> bool {
     let exists = found.is_some();
     let out = found.unwrap_or_else(|| {
-        let remedy =
-            "a smaller model, more devices, or batch sizes (ramp-up too) with more divisors";
-        let text = format!("{}\n  → {remedy}", none());
+        let text = format!(
+            "{}\n  → a smaller model, more devices, or batch sizes (ramp-up too) with more divisors",
+            none()
+        );
         let mut out = Printout::default();
         out.line(&text);
         out.json = json!({ "fits": false, "what": text });

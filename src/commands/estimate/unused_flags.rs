@@ -1,13 +1,13 @@
 //! Refuses flags that have no effect, and names the mode that each belongs to.
 
-use super::Args;
+use super::Estimate;
 use base::Problems;
 use estimate::setup::Program;
 
 /// Flag, whether it is given, whether it has an effect here, and the mode that it belongs to.
 type Rule = (&'static str, bool, bool, &'static str);
 
-impl Args {
+impl Estimate {
     /// --gpus alone asks for the best topology over them: a plan has its own grid.
     pub fn imply_search(&mut self) {
         let compares = self.campaign.what_if.is_some() || !self.campaign.sizes.is_empty();
@@ -15,7 +15,7 @@ impl Args {
         if let Some(gpus) = self.search.gpus
             && planning
             && !compares
-            && !self.search.asked()
+            && !self.search.is_asked()
         {
             base::warn!("--gpus {gpus} without --search: searching for the best topology");
             self.search.search = true;
@@ -28,7 +28,7 @@ impl Args {
         let sizes = !self.campaign.sizes.is_empty();
         let over = s.search || s.max_params || sizes;
         let plans = !s.max_params && !s.min_gpus;
-        let alone = !s.asked() && !compares && !sizes;
+        let alone = !s.is_asked() && !compares && !sizes;
         let planning = !(self.selftest || self.list_hardware || self.score.is_some());
         let run = "a plan or --search, which have days and money";
         let rules: [Rule; 17] = [
@@ -36,10 +36,10 @@ impl Args {
             ("--gpus", s.gpus.is_some(), over, "--search, --max-params and --sizes"),
             ("--nodes-spare", s.nodes_spare.is_some(), over, "--search and --max-params"),
             ("--objective", s.objective.is_some(), s.search, "--search"),
-            ("--with", !s.with.is_empty(), s.asked(), "--search, --min-gpus and --max-params"),
+            ("--with", !s.with.is_empty(), s.is_asked(), "--search, --min-gpus and --max-params"),
             ("--law", self.campaign.law.is_some(), sizes, "--sizes"),
-            ("--what-if", compares, !s.asked() && !sizes, "a plan"),
-            ("--sizes", sizes, !s.asked(), "a campaign by itself, with --gpus"),
+            ("--what-if", compares, !s.is_asked() && !sizes, "a plan"),
+            ("--sizes", sizes, !s.is_asked(), "a campaign by itself, with --gpus"),
             ("--draw-schedule", self.draw_schedule, alone, "a plan"),
             ("--plot", self.plot.is_some(), plans && !compares && !sizes, "a plan or --search"),
             ("--overwrite", self.overwrite.overwrite, self.plot.is_some(), "--plot"),
@@ -67,17 +67,17 @@ impl Args {
                 .find(|(name, given, ..)| *given && !planning && !SCORES.contains(name))
         }) {
             None => Ok(()),
-            Some((flag, _, _, with)) => Err(refused(flag, with)),
+            Some((flag, _, _, with)) => Err(refuse(flag, with)),
         }
     }
 
     /// Refuses flags that the program of `--as` does not have.
     pub fn refuse_unused_for(&self, program: Program) -> Result<(), Problems> {
         if self.async_launches && program == Program::Gptrain {
-            return Err(refused("--async-launches", "--as another program"));
+            return Err(refuse("--async-launches", "--as another program"));
         }
         if !self.search.with.is_empty() && program != Program::Gptrain {
-            return Err(refused("--with", "gptrain's own plans"));
+            return Err(refuse("--with", "gptrain's own plans"));
         }
         Ok(())
     }
@@ -86,6 +86,6 @@ impl Args {
 /// Flags that also have an effect with --score.
 const SCORES: [&str; 2] = ["--calibrate", "--async-launches"];
 
-fn refused(flag: &str, with: &str) -> Problems {
+fn refuse(flag: &str, with: &str) -> Problems {
     Problems::one(flag, "has no effect here", format!("leave it out; it is for {with}"))
 }

@@ -1,12 +1,12 @@
 //! `gptrain eval`: losses and accuracies of a checkpoint or of a Hugging Face folder, on any grid.
 
 mod model;
-pub mod options;
 
+use crate::completions::SETTINGS;
 use crate::model_place::Source;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use base::progress::{Progress, Unit};
-use base::{Count, Problems};
+use base::{Count, Problems, number};
 use data::eval::{Accuracy, Samples, Task, Tokens, Validation, Windows};
 use data::{Record, Tokenizer};
 use engine::Scorer;
@@ -21,30 +21,49 @@ use std::path::{Path, PathBuf};
 use train::eval::{Prompts, Scoring, read_task};
 use train::loader::DataShard;
 
-/// Options of `gptrain eval`.
-#[derive(Clone, Debug, Default)]
-pub struct EvalOptions {
-    /// Run folder, checkpoint, or Hugging Face folder.
-    pub model: PathBuf,
-    /// Dataset prefix or text file.
-    pub data: Option<PathBuf>,
-    /// Tokens per sample; None for the model's.
-    pub seq_len: Option<usize>,
-    /// Number of examples before each question, and the file with them.
-    pub shots: Option<usize>,
-    pub shots_from: Option<PathBuf>,
-    /// Files of questions. Without these and `data`, the run's own validation sets are scored.
-    pub tasks: Vec<PathBuf>,
-    /// Maximum number of questions of each file, and of samples of the data.
-    pub limit: Option<usize>,
-    /// Whether to print a line of JSON for each sample of the data.
-    pub logprobs: bool,
-    /// Whether questions begin with the tokens that the tokenizer's template puts before a text.
-    pub add_bos_token: bool,
-    /// Tokenizer to use instead of the model's.
-    pub tokenizer: Option<PathBuf>,
-    /// Changes of settings, such as the topology.
-    pub sets: Vec<String>,
+#[derive(clap::Args, Clone, Debug)]
+#[group(skip)]
+pub struct Eval {
+    /// Run folder (its newest checkpoint), checkpoint, Hugging Face folder, or s3://BUCKET/PREFIX
+    model: PathBuf,
+    /// Dataset PREFIX, or file of UTF-8 text, on which loss and perplexity are computed [default,
+    /// without --tasks: the run's own validation sets]
+    #[arg(long, value_name = "PREFIX|FILE")]
+    data: Option<PathBuf>,
+    /// Tokens per sample [default: the model's]
+    #[arg(long, value_name = "N", value_parser = number::whole_in(1..=u32::MAX as usize))]
+    seq_len: Option<usize>,
+    /// Questions in JSON lines, in the format of HellaSwag, ARC, PIQA, MMLU, SciQ or LAMBADA: accuracy on
+    /// them
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    tasks: Vec<PathBuf>,
+    /// Examples before each question of --tasks (few-shot), chosen as lm-evaluation-harness does
+    #[arg(long, value_name = "K", requires = "tasks")]
+    #[arg(value_parser = number::whole_in(1..=1000usize))]
+    shots: Option<usize>,
+    /// File with the examples, in the format of the task [default: the task's own questions]
+    #[arg(long, value_name = "FILE", requires = "shots")]
+    shots_from: Option<PathBuf>,
+    /// Number of samples of the data, and of questions of each file, to score [default: all]
+    #[arg(long, value_name = "N")]
+    #[arg(value_parser = number::whole_in(1..=u32::MAX as usize))]
+    limit: Option<usize>,
+    /// Begin each question with the tokens that the tokenizer's template puts before a text
+    /// (add_bos_token=True of lm-evaluation-harness, whose default is without)
+    #[arg(long, requires = "tasks")]
+    add_bos_token: bool,
+    /// Print a line of JSON for each sample of the data: log p of every next token
+    #[arg(long, requires = "data")]
+    logprobs: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Tokenizer to use instead of the model's: tokenizer.json, a folder with it, or `bytes`
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// Change a setting, as in `--set topology.tensor=2` or `--set batch.micro=8`
+    #[arg(long, value_name = "KEY=VALUE", value_parser = SETTINGS, hide_possible_values = true)]
+    set: Vec<String>,
 }
 
 /// Scores of a model.
@@ -97,24 +116,39 @@ struct EvalData {
     seq_len: usize,
 }
 
-/// Scores a model, alone or as one of the ranks that a launcher started. Returns the scores in the
-/// process of rank 0, None in the others.
-pub fn run(options: &EvalOptions, messages: &Messages) -> Result<Option<EvalScores>> {
-    let model::Opened { source, loaded, run } = model::open(&options.model, options)?;
-    let m = &loaded.manifest;
-    let eval_data = EvalData::read(options, m, run.as_ref())?;
-    check_shares(m, eval_data.seq_len)?;
-    let folder = &m.log.folder;
-    let existed = folder.exists();
-    let asked = EvalOptions { model: PathBuf::new(), ..options.clone() };
-    let scored =
-        LocalRanks::rendezvous(&loaded, &format!("eval {asked:?}")).and_then(|mut ranks| {
-            ranks.run(m, messages, |rank, device| score(rank, device, &source, &loaded, &eval_data))
-        });
-    if !existed {
-        let _ = std::fs::remove_dir(folder); // unless a failure was recorded in it
+impl Eval {
+    pub fn run(self, messages: &Messages) -> Result<()> {
+        let Some(scored) = self.score(messages)? else { return Ok(()) };
+        let mut out = std::io::stdout();
+        match (self.json, self.logprobs) {
+            (true, _) => writeln!(out, "{}", serde_json::to_string(&scored)?),
+            (false, true) => writeln!(std::io::stderr(), "{scored}"),
+            (false, false) => writeln!(out, "{scored}"),
+        }
+        .context("cannot write the scores")
     }
-    scored
+
+    /// Scores a model, alone or as one of the ranks that a launcher started. Returns the scores in the
+    /// process of rank 0, None in the others.
+    fn score(&self, messages: &Messages) -> Result<Option<EvalScores>> {
+        let model::Opened { source, loaded, run } = model::open(&self.model, self)?;
+        let m = &loaded.manifest;
+        let eval_data = EvalData::read(self, m, run.as_ref())?;
+        check_shares(m, eval_data.seq_len)?;
+        let folder = &m.log.folder;
+        let existed = folder.exists();
+        let asked = Eval { model: PathBuf::new(), ..self.clone() };
+        let scored =
+            LocalRanks::rendezvous(&loaded, &format!("eval {asked:?}")).and_then(|mut ranks| {
+                ranks.run(m, messages, |rank, device| {
+                    score_on(rank, device, &source, &loaded, &eval_data)
+                })
+            });
+        if !existed {
+            let _ = std::fs::remove_dir(folder); // unless a failure was recorded in it
+        }
+        scored
+    }
 }
 
 /// Fails unless sequence parallelism gives ranks equal shares of a micro-batch.
@@ -132,14 +166,14 @@ fn check_shares(m: &Manifest, seq_len: usize) -> Result<(), Problems> {
 }
 
 impl EvalData {
-    fn read(options: &EvalOptions, m: &Manifest, run: Option<&Manifest>) -> Result<EvalData> {
+    fn read(options: &Eval, m: &Manifest, run: Option<&Manifest>) -> Result<EvalData> {
         let seq_len = options.seq_len.unwrap_or(m.model.seq_len);
         if m.model.position == Position::Learned && seq_len > m.model.context() {
             let rows = m.model.context();
             return Err(Problems::one(
                 "--seq-len",
                 format!("{seq_len} is more than the model's {rows} positions"),
-                "say fewer",
+                format!("give at most {rows}"),
             )
             .into());
         }
@@ -169,9 +203,9 @@ impl EvalData {
             Vec::new()
         };
         let mut tasks = Vec::new();
-        let EvalOptions { limit, add_bos_token, .. } = *options;
+        let Eval { limit, add_bos_token, .. } = *options;
         for path in &options.tasks {
-            let EvalOptions { shots, .. } = *options;
+            let Eval { shots, .. } = *options;
             let shots_from = options.shots_from.as_deref();
             let prompts = Prompts { seq_len, limit, add_bos_token, shots, shots_from };
             let task = read_task(path, m, tokenizer.as_ref(), &prompts);
@@ -229,7 +263,7 @@ fn open_tokens(path: &Path, m: &Manifest, tokenizer: Option<&Tokenizer>) -> Resu
 
 /// Validation sets of the run: the samples that its evaluations read, or the first of them.
 fn validation(
-    options: &EvalOptions,
+    options: &Eval,
     run: Option<&Manifest>,
     seq_len: usize,
 ) -> Result<Vec<(String, Validation)>> {
@@ -255,7 +289,8 @@ fn validation(
     Ok(sets)
 }
 
-fn score(
+/// Scores of this rank's share; Some on rank 0.
+fn score_on(
     rank: &Rank,
     device: &Device,
     source: &Source,

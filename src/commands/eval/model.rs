@@ -1,6 +1,6 @@
 //! Model to score: a run's checkpoint, or a Hugging Face folder.
 
-use super::EvalOptions;
+use super::Eval;
 use crate::model_place::{ModelPlace, Source};
 use comm::LauncherEnv;
 use data::tokenizer::BYTES;
@@ -19,7 +19,7 @@ pub struct Opened {
 
 /// Model in a folder, and a manifest with which it is scored: its own tokenizer, and as many replicas
 /// as ranks were started, unless the options differ.
-pub fn open(folder: &Path, options: &EvalOptions) -> anyhow::Result<Opened> {
+pub fn open(folder: &Path, options: &Eval) -> anyhow::Result<Opened> {
     let ModelPlace { source, manifest: mut m } = ModelPlace::open(folder)?;
     let checkpoint = source.checkpoint();
     let run = checkpoint.map(|_| m.clone());
@@ -38,11 +38,11 @@ pub fn open(folder: &Path, options: &EvalOptions) -> anyhow::Result<Opened> {
     }
     let ranks = LauncherEnv::from_variables(&|name| std::env::var(name).ok())?
         .map_or(1, |launch| launch.world);
-    let gridded = options.sets.iter().any(|set| set.starts_with("topology"));
+    let gridded = options.set.iter().any(|set| set.starts_with("topology"));
     let replicas = (!gridded).then(|| format!("topology.data={ranks}"));
     let sets: Vec<String> = replicas
         .into_iter()
-        .chain(options.sets.iter().cloned())
+        .chain(options.set.iter().cloned())
         .collect();
     let mut loaded = manifest::for_inference(&m, &sets)?;
     // A name, which the manifest would take for a path.

@@ -36,12 +36,12 @@ impl fmt::Display for Divergence {
 /// F16.
 pub fn divergence(checkpoint: &Path, m: &Manifest, reference: &Path) -> anyhow::Result<Divergence> {
     let reader = Reader::open(reference)?;
-    let [samples, tokens] = shape(&reader, m, reference)?;
+    let [samples, tokens] = check_shapes(&reader, m, reference)?;
     let ids = reader.numbers("input_ids")?;
     let logits = reader.numbers("logits")?;
     let vocab = m.model.vocab;
     if let Some(id) = ids.iter().find(|id| !(0.0..vocab as f64).contains(*id)) {
-        return Err(wrong(
+        return Err(refuse(
             reference,
             format!("input_ids hold {id}, the model's vocabulary is {vocab}"),
         )
@@ -76,19 +76,19 @@ pub fn divergence(checkpoint: &Path, m: &Manifest, reference: &Path) -> anyhow::
 }
 
 /// Number of samples, and tokens of each.
-fn shape(reader: &Reader, m: &Manifest, reference: &Path) -> anyhow::Result<[usize; 2]> {
+fn check_shapes(reader: &Reader, m: &Manifest, reference: &Path) -> anyhow::Result<[usize; 2]> {
     let shape = |name: &str| match reader.entries.get(name) {
         Some(entry) => Ok(entry.shape.clone()),
-        None => Err(wrong(reference, format!("it has no tensor {name}"))),
+        None => Err(refuse(reference, format!("it has no tensor {name}"))),
     };
     let ids = shape("input_ids")?;
     let logits = shape("logits")?;
     let [samples, tokens] = ids[..] else {
-        return Err(wrong(reference, format!("input_ids is {ids:?}")).into());
+        return Err(refuse(reference, format!("input_ids is {ids:?}")).into());
     };
     let needed = [samples, tokens, m.model.vocab];
     if logits != needed || samples * tokens == 0 {
-        return Err(wrong(
+        return Err(refuse(
             reference,
             format!("logits is {logits:?}, of these input_ids and model {needed:?}"),
         )
@@ -96,7 +96,7 @@ fn shape(reader: &Reader, m: &Manifest, reference: &Path) -> anyhow::Result<[usi
     }
     if tokens > m.model.context() {
         let key = if m.model.positions.is_some() { "positions" } else { "seq_len" };
-        return Err(wrong(
+        return Err(refuse(
             reference,
             format!("samples of {tokens} tokens, model.{key} is {}", m.model.context()),
         )
@@ -105,7 +105,7 @@ fn shape(reader: &Reader, m: &Manifest, reference: &Path) -> anyhow::Result<[usi
     Ok([samples, tokens])
 }
 
-fn wrong(reference: &Path, what: String) -> Problems {
+fn refuse(reference: &Path, what: String) -> Problems {
     Problems::one(
         reference.display().to_string(),
         what,

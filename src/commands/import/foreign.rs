@@ -126,7 +126,7 @@ pub fn import_run(
     let mut foreign = foreign::open(from, format, choices)?;
     if !foreign.description().wanted.is_empty() {
         if to.is_some() {
-            return Err(wanted(foreign.description()).into());
+            return Err(describe_missing(foreign.description()).into());
         }
         let found = foreign.description().clone();
         let remarks = Vec::new();
@@ -134,9 +134,9 @@ pub fn import_run(
     }
     let run = to.map_or(Path::new("imported"), |(to, _)| to);
     let run = std::path::absolute(run).with_context(|| format!("cannot find {}", run.display()))?;
-    let (text, loaded) = manifest_of(foreign.description(), &run, &choices.sets)?;
+    let (text, loaded) = write_manifest(foreign.description(), &run, &choices.sets)?;
     let m = &loaded.manifest;
-    adamw(m)?;
+    check_optimizer(m)?;
     let layout = Layout::new(&m.model, ModelShard::whole(&m.model));
     let params: Vec<&Param> = layout.params().collect();
     foreign.check(&m.model, &params)?;
@@ -149,11 +149,11 @@ pub fn import_run(
         remarks,
     };
     let Some((to, existing)) = to else { return Ok(done(foreign.description(), None, Vec::new())) };
-    let state = state(foreign.description(), &loaded)?;
+    let state = make_state(foreign.description(), &loaded)?;
     atomic_folder::write(to, FolderKind::Run, existing, |staging| {
         let path = staging.join(manifest::IN_FOLDER);
         fs::write(&path, &text).with_context(|| format!("cannot write {}", path.display()))?;
-        save(m, &staging.join("checkpoints"), &params, &mut *foreign, &state)?;
+        save_checkpoint(m, &staging.join("checkpoints"), &params, &mut *foreign, &state)?;
         last_checkpoint::note(staging, state.progress.step)
     })?;
     let checkpoint = run
@@ -185,16 +185,16 @@ pub fn planned_run(from: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
         .partition(|row| !row.key.starts_with("model.") && !row.key.starts_with("batch."));
     found.wanted = missing;
     if !found.wanted.is_empty() {
-        return Err(wanted(&found).into());
+        return Err(describe_missing(&found).into());
     }
     for row in examples {
         found.settings.set(row.key, row.example, "an example");
     }
-    Ok(manifest_of(&found, run, sets)?.1)
+    Ok(write_manifest(&found, run, sets)?.1)
 }
 
 /// An error that lists the settings that the folder does not have.
-fn wanted(found: &RunDescription) -> Problems {
+fn describe_missing(found: &RunDescription) -> Problems {
     let mut problems = Problems::default();
     for row in &found.wanted {
         problems.add(
@@ -208,7 +208,7 @@ fn wanted(found: &RunDescription) -> Problems {
 
 /// Manifest of the new run: its text, and the parsed manifest. Includes the settings of the command
 /// line.
-fn manifest_of(
+fn write_manifest(
     found: &RunDescription,
     run: &Path,
     sets: &[String],
@@ -242,7 +242,7 @@ log:
 }
 
 /// Fails unless the optimizer is AdamW, whose states were found.
-fn adamw(m: &Manifest) -> Result<(), Problems> {
+fn check_optimizer(m: &Manifest) -> Result<(), Problems> {
     match m.optimizer.name() {
         "adamw" => Ok(()),
         other => Err(Problems::one(
@@ -254,7 +254,7 @@ fn adamw(m: &Manifest) -> Result<(), Problems> {
 }
 
 /// State of the run after the imported step.
-fn state(found: &RunDescription, loaded: &Loaded) -> anyhow::Result<State> {
+fn make_state(found: &RunDescription, loaded: &Loaded) -> anyhow::Result<State> {
     let m = &loaded.manifest;
     let exist = m
         .data
@@ -300,7 +300,7 @@ fn state(found: &RunDescription, loaded: &Loaded) -> anyhow::Result<State> {
 }
 
 /// Writes the checkpoint, one state of one parameter at a time, each into its own file.
-fn save(
+fn save_checkpoint(
     m: &Manifest,
     checkpoints: &Path,
     params: &[&Param],

@@ -95,7 +95,7 @@ fn import_locked(
         .into());
     }
     let config = read_config(from)?;
-    same_model(&config.model, &m.model, from)?;
+    check_same_model(&config.model, &m.model, from)?;
     let source = Source::open(from, config)?;
     let checkpoint = source.save(loaded, resume::data_ids(m)?, &checkpoints)?;
     last_checkpoint::note(&m.log.folder, 0)?;
@@ -124,7 +124,7 @@ pub fn import_run(
         )
         .into());
     }
-    same_model(&source.config.model, &loaded.manifest.model, from)?;
+    check_same_model(&source.config.model, &loaded.manifest.model, from)?;
     atomic_folder::write(to, FolderKind::Run, existing, |staging| {
         let write = |path: &Path, text: &str| {
             fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
@@ -339,7 +339,7 @@ fn tensors(family: manifest::Family, model: &Model, param: &Param) -> Vec<HfTens
     tensors_of(family, param, &saved_shape(param, model.vocab), model.heads())
 }
 
-fn same_model(theirs: &Model, ours: &Model, from: &Path) -> Result<(), Problems> {
+fn check_same_model(theirs: &Model, ours: &Model, from: &Path) -> Result<(), Problems> {
     let mut problems = Problems::default();
     let theirs = manifest::model_settings(theirs);
     let ours = manifest::model_settings(ours);

@@ -1,15 +1,182 @@
-//! Starts a run from Hugging Face weights, or from another trainer's checkpoint.
+//! `gptrain import`: starts a run from Hugging Face weights, or from another trainer's checkpoint.
 
-pub mod command;
 mod divergence;
 pub mod foreign;
 pub mod hugging_face;
-mod options;
 
+use crate::completions::SETTINGS;
+use crate::model_place;
+use crate::options::{Json, Overwrite};
 use base::Problems;
+use exchange::foreign::{Choices, Format, Replicated, detect};
 use manifest::Loaded;
-use serde_json::Value;
-use std::path::Path;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// Start a run from another trainer's checkpoint, or from a Hugging Face folder
+///
+/// DIR is a checkpoint of Megatron-DeepSpeed (ZeRO-1, ZeRO-3, universal), Megatron-LM, Megatron-Core
+/// (torch_dist), torchtitan or OLMo-core, whose optimizer's states are kept, or a Hugging Face folder:
+/// GPT-2, BLOOM, Llama, Mistral, Qwen2, Qwen3.
+#[derive(clap::Args)]
+pub struct Import {
+    /// The folder to import; with --hf, the manifest of the run to import into: without it and
+    /// without --output, its `model` section is printed
+    #[arg(value_name = "DIR")]
+    path: Option<PathBuf>,
+    /// A Hugging Face folder: config.json and safetensors
+    #[arg(long, value_name = "DIR")]
+    hf: Option<PathBuf>,
+    /// Folder of the new run; its manifest is made from the checkpoint's settings
+    #[arg(short, long, value_name = "RUN")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    overwrite: Overwrite,
+    /// Change a setting of the manifest, including the one that --output makes
+    #[arg(long, value_name = "KEY=VALUE", value_parser = SETTINGS, hide_possible_values = true)]
+    set: Vec<String>,
+    /// Format of the folder [default: detected from its file names]
+    #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
+    format: Option<Format>,
+    /// Print the contents of the folder and the resulting settings; write nothing
+    #[arg(long)]
+    dry: bool,
+    /// Value for norms and biases whose copies on tensor ranks differ: their mean (the default), or
+    /// the first rank's
+    #[arg(long, value_name = "mean|first", value_parser = parse_replicated)]
+    replicated: Option<Replicated>,
+    /// Mask the rows that pad the vocabulary, which Megatron trains
+    #[arg(long)]
+    mask_padding: bool,
+    /// Compare the first logits with those in this file: safetensors with input_ids [samples,
+    /// tokens] and logits [samples, tokens, vocabulary]
+    #[arg(long, value_name = "FILE")]
+    reference: Option<PathBuf>,
+    #[command(flatten)]
+    json: Json,
+}
+
+impl Import {
+    pub fn run(self) -> anyhow::Result<()> {
+        if let Some(from) = self.hf.as_ref().or(self.path.as_ref()) {
+            model_place::ensure_fetched(from)?;
+            model_place::ensure_whole_model(from)?;
+        }
+        let (hf, into) = match (&self.hf, &self.path) {
+            (Some(hf), into) => (hf.as_path(), into.as_deref()),
+            (None, None) => {
+                return Err(Problems::one(
+                    "import",
+                    "no folder is named",
+                    "give a checkpoint's folder: gptrain import DIR --output RUN",
+                )
+                .into());
+            }
+            (None, Some(path)) => match self.format.map_or_else(|| detect(path), Ok)? {
+                Format::HuggingFace => (path.as_path(), None),
+                other => {
+                    return self.import_foreign(path, other);
+                }
+            },
+        };
+        self.import_hugging_face(hf, into)
+    }
+
+    /// Imports a Hugging Face folder into a new run or into that of a manifest.
+    fn import_hugging_face(&self, hf: &Path, into: Option<&Path>) -> anyhow::Result<()> {
+        let mut problems = Problems::default();
+        if self.output.is_some() && into.is_some() {
+            problems.add(
+                "--output",
+                "makes a manifest, but one is given too",
+                "leave one of them out",
+            );
+        }
+        if !self.set.is_empty() && into.is_none() && self.output.is_none() {
+            problems.add(
+                "--set",
+                "changes a manifest, but neither a manifest nor --output is given",
+                "give one of them",
+            );
+        }
+        if self.replicated.is_some() || self.mask_padding {
+            problems.add(
+                "--replicated and --mask-padding",
+                "are for Megatron's checkpoints, and this is a Hugging Face folder",
+                "leave them out",
+            );
+        }
+        problems.or(())?;
+        let writes = !self.dry;
+        let reference = self.reference.as_deref();
+        let (done, next) = match (self.output.as_ref().filter(|_| writes), into.filter(|_| writes))
+        {
+            (Some(output), _) => {
+                let existing = self.overwrite.existing();
+                let done = hugging_face::import_run(hf, output, &self.set, existing, reference)?;
+                (done, output.join(manifest::IN_FOLDER))
+            }
+            (None, Some(path)) => {
+                let loaded = manifest::load(path, &self.set)?;
+                (hugging_face::import_into(hf, &loaded, reference)?, path.to_path_buf())
+            }
+            (None, None) => {
+                let section = hugging_face::model_section(hf)?;
+                self.json.say(
+                    || base::say!("{}", section.trim_end()),
+                    json!({ "manifest_section": section }),
+                );
+                return Ok(());
+            }
+        };
+        let output = self.output.as_deref();
+        self.json
+            .say(|| done.say(&next, output), done.object(&next));
+        Ok(())
+    }
+
+    /// Imports a checkpoint of another trainer into a new run, or shows what it contains.
+    fn import_foreign(&self, from: &Path, format: Format) -> anyhow::Result<()> {
+        if self.output.is_none() && !self.dry {
+            return Err(Problems::one(
+                from.display().to_string(),
+                format!(
+                    "is a checkpoint of {}, but no folder for the new run is given",
+                    format.name()
+                ),
+                "add --output RUN, or show its contents with --dry",
+            )
+            .into());
+        }
+        let choices = Choices {
+            replicated: self.replicated.unwrap_or_default(),
+            mask_padding: self.mask_padding,
+            sets: self.set.clone(),
+        };
+        let output = self.output.as_deref().filter(|_| !self.dry);
+        let to = output.map(|run| (run, self.overwrite.existing()));
+        let imported = foreign::import_run(from, format, to, &choices)?;
+        self.json
+            .say(|| imported.say(output), imported.object(output));
+        Ok(())
+    }
+}
+
+fn parse_format(word: &str) -> Result<Format, String> {
+    let found = Format::ALL.into_iter().find(|(_, known, _)| *known == word);
+    let known = Format::ALL.map(|(_, word, _)| word).join(", ");
+    found
+        .map(|(format, ..)| format)
+        .ok_or_else(|| format!("is not one of {known}"))
+}
+
+fn parse_replicated(word: &str) -> Result<Replicated, String> {
+    match word {
+        "mean" => Ok(Replicated::Mean),
+        "first" => Ok(Replicated::First),
+        _ => Err("is not mean or first".to_string()),
+    }
+}
 
 /// Name of a new run: that of its folder if a manifest may have it, else "imported".
 fn run_name(run: &Path) -> &str {

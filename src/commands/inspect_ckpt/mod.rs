@@ -12,8 +12,8 @@ use checkpoint::inspect;
 use std::path::PathBuf;
 
 /// Inspect a checkpoint, verify it, or compare two
-#[derive(clap::Args, Clone, Debug)]
-pub struct Args {
+#[derive(clap::Args)]
+pub struct InspectCkpt {
     /// Checkpoint (runs/NAME/checkpoints/step-00000040), run folder (its newest checkpoint),
     /// mirror (s3://BUCKET/PREFIX, file:///FOLDER) or Hugging Face folder; these two are read into a
     /// temporary folder
@@ -40,42 +40,44 @@ pub struct Args {
     json: bool,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
-    // Damage is what this command looks for, not a mistake in its use.
-    inspect(args).map_err(
-        |error| {
-            if error.is::<WrongInput>() { anyhow!("{error:#}") } else { error }
-        },
-    )
-}
+impl InspectCkpt {
+    pub fn run(self) -> anyhow::Result<()> {
+        // Damage is what this command looks for, not a mistake in its use.
+        self.inspect().map_err(
+            |error| {
+                if error.is::<WrongInput>() { anyhow!("{error:#}") } else { error }
+            },
+        )
+    }
 
-fn inspect(args: Args) -> anyhow::Result<()> {
-    let local = find_checkpoint(&args.checkpoint)?;
-    let folder = &local.folder;
-    if let Some(other) = &args.diff {
-        let diff = inspect::diff(&find_checkpoint(other)?.folder, folder)?;
-        diff.printout().say(args.json);
-        ensure!(diff.equal(), "the two are different");
-        return Ok(());
+    fn inspect(&self) -> anyhow::Result<()> {
+        let local = find_checkpoint(&self.checkpoint)?;
+        let folder = &local.folder;
+        if let Some(other) = &self.diff {
+            let diff = inspect::diff(&find_checkpoint(other)?.folder, folder)?;
+            diff.printout().say(self.json);
+            ensure!(diff.equal(), "the two are different");
+            return Ok(());
+        }
+        if let Some(steps) = self.replay {
+            replay::is_possible(folder, steps)?;
+        }
+        let inspection = inspect::inspect(folder, self.deep)?;
+        inspection
+            .printout(self.tensors || self.deep)
+            .say(self.json);
+        if let Some(path) = &self.plot {
+            let picture = inspect::svg(&inspection);
+            output::write(path, self.overwrite.existing(), picture.as_bytes())?;
+        }
+        if let Some(steps) = self.replay {
+            replay::report(folder, steps)?;
+        }
+        let findings = inspection.damage.len();
+        if findings > 0 {
+            let findings = Count(findings as u64).with_noun("finding");
+            bail!("{} is damaged: {findings}", local.name());
+        }
+        Ok(())
     }
-    if let Some(steps) = args.replay {
-        replay::is_possible(folder, steps)?;
-    }
-    let inspection = inspect::inspect(folder, args.deep)?;
-    inspection
-        .printout(args.tensors || args.deep)
-        .say(args.json);
-    if let Some(path) = &args.plot {
-        let picture = inspect::svg(&inspection);
-        output::write(path, args.overwrite.existing(), picture.as_bytes())?;
-    }
-    if let Some(steps) = args.replay {
-        replay::report(folder, steps)?;
-    }
-    let findings = inspection.damage.len();
-    if findings > 0 {
-        let findings = Count(findings as u64).with_noun("finding");
-        bail!("{} is damaged: {findings}", local.name());
-    }
-    Ok(())
 }

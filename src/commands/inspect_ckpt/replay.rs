@@ -35,13 +35,16 @@ pub fn is_possible(folder: &Path, steps: u64) -> anyhow::Result<()> {
     if steps <= left {
         return Ok(());
     }
-    let what =
-        format!("its run ends at step {all}, {left} steps after {}", checkpoint::name(from.step));
     let remedy = match left {
         0 => "replay an earlier checkpoint".to_string(),
         left => format!("--replay {left}, or an earlier checkpoint"),
     };
-    Err(Problems::one(format!("--replay {steps}"), what, remedy).into())
+    Err(Problems::one(
+        format!("--replay {steps}"),
+        format!("its run ends at step {all}, {left} steps after {}", checkpoint::name(from.step)),
+        remedy,
+    )
+    .into())
 }
 
 /// Repeats the steps after a checkpoint on this machine, and prints each. Fails if one differs from
@@ -74,30 +77,25 @@ fn replay_checkpoint(folder: &Path, steps: u64) -> anyhow::Result<Vec<Replayed>>
     let spikes = checkpoint.index.spikes.clone();
     let mixture = &checkpoint.index.mixture;
     let spikes = Spikes::new(&m.divergence, spikes, mixture);
-    let recorded = records(folder);
+    let recorded = read_records(folder);
     let bar = progress::Progress::new("replaying", steps, Unit::Items("steps"));
     let on_step = &|| bar.add(1);
     let replayed = Replay { from, steps, saved: &recorded.saved, spikes, on_step };
     let steps = replay(m, &engine, be, &data.train, DataShard::whole(m), replayed)?;
-    let before = |now: &PastStep| {
-        recorded
-            .past
-            .iter()
-            .find(|past| past.step == now.step)
-            .copied()
-    };
-    Ok(steps
-        .into_iter()
-        .map(|now| Replayed { before: before(&now), now })
-        .collect())
+    let mut replayed = Vec::new();
+    for now in steps {
+        let before = recorded.past.iter().find(|past| past.step == now.step);
+        replayed.push(Replayed { now, before: before.copied() });
+    }
+    Ok(replayed)
 }
 
 impl Replayed {
     /// Whether the result equals the record to 1e-4; another CPU may sum in another order.
     fn equal(&self) -> bool {
-        let close = |before: PastStep| (before.loss - self.now.loss).abs() <= 1e-4 * before.loss;
-        self.before
-            .is_none_or(|before| before == self.now || close(before))
+        self.before.is_none_or(|before| {
+            before == self.now || (before.loss - self.now.loss).abs() <= 1e-4 * before.loss
+        })
     }
 }
 
@@ -122,17 +120,17 @@ struct Recorded {
 }
 
 /// Records of the run of a checkpoint: from its checkpoints, then from its metrics.
-fn records(folder: &Path) -> Recorded {
+fn read_records(folder: &Path) -> Recorded {
     let Ok(whole) = folder.canonicalize() else { return Recorded::default() };
     let Some(checkpoints) = whole.parent() else { return Recorded::default() };
     let found = checkpoint::published(checkpoints).unwrap_or_default();
     let saved = found.iter().map(|found| found.step).collect();
-    let history = |found: CheckpointFolder| checkpoint::Index::read(&found.folder).ok();
-    let mut past: Vec<PastStep> = found
-        .into_iter()
-        .filter_map(history)
-        .flat_map(|index| index.history.clone())
-        .collect();
+    let mut past = Vec::new();
+    for CheckpointFolder { folder, .. } in found {
+        if let Ok(index) = checkpoint::Index::read(&folder) {
+            past.extend(index.history.clone());
+        }
+    }
     let metrics = checkpoints.parent().and_then(|run| Metrics::read(run).ok());
     past.extend(metrics.iter().flat_map(recorded_steps));
     Recorded { past, saved }

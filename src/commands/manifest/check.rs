@@ -1,5 +1,7 @@
 //! `gptrain manifest check`: a manifest and its files, as text and as JSON.
 
+use super::Source;
+use crate::options::Json;
 use anyhow::Result;
 use base::{Count, Problems};
 use estimate::gptrain::dry_run;
@@ -9,35 +11,39 @@ use serde_json::{Value, json};
 use std::path::Path;
 use train::file_checks::{self, FileFindings};
 
+#[derive(clap::Args, Debug)]
+pub struct Check {
+    #[command(flatten)]
+    source: Source,
+    #[command(flatten)]
+    json: Json,
+}
+
+impl Check {
+    pub fn run(self) -> Result<()> {
+        let checked = CheckedManifest::load(&self.source.manifest, &self.source.sets);
+        if let Err(error) = &checked
+            && let Some(mistakes) = error.downcast_ref::<Problems>()
+        {
+            self.json
+                .object(json!({ "ok": false, "mistakes": mistakes.list }));
+        }
+        let checked = checked?;
+        self.json.say(|| checked.say(), checked.object());
+        Ok(())
+    }
+}
+
 /// Manifest without a mistake. Some of its files may be missing.
-pub struct CheckedManifest {
+struct CheckedManifest {
     loaded: Loaded,
     files: FileFindings,
 }
 
 impl CheckedManifest {
     /// Loads a manifest and checks its files; every mistake is an error.
-    pub fn load(path: &Path, sets: &[String]) -> Result<CheckedManifest> {
-        // A mistake in the manifest may cause the mistakes in its files: those are left out.
-        let more = |m: &Manifest, are_valid: Validity| {
-            let mut more = check_hardware(m);
-            let files = file_checks::check_files(m).unwrap_or_default();
-            more.list.extend(files.missing.list);
-            let caused = |place: &str| match place {
-                "data.eod.token" => !are_valid(&["data.eod", "data.tokenizer"]),
-                "checkpoint.also" => !are_valid(&["checkpoint.also"]),
-                _ => !are_valid(&["model.vocab"]), // what is compared with it
-            };
-            more.list.extend(
-                files
-                    .wrong
-                    .list
-                    .into_iter()
-                    .filter(|wrong| !caused(&wrong.place)),
-            );
-            more
-        };
-        let loaded = manifest::load_with(path, sets, &more)?;
+    fn load(path: &Path, sets: &[String]) -> Result<CheckedManifest> {
+        let loaded = manifest::load_with(path, sets, &find_mistakes)?;
         check_hardware(&loaded.manifest).or(())?;
         let mut files = file_checks::check_files(&loaded.manifest)?;
         if files.wrong.list.is_empty() && files.missing.list.is_empty() {
@@ -51,8 +57,8 @@ impl CheckedManifest {
         Ok(CheckedManifest { loaded, files })
     }
 
-    pub fn say(&self) {
-        base::say!("{}", summary(&self.loaded));
+    fn say(&self) {
+        base::say!("{}", summarize(&self.loaded));
         for note in &self.files.notes {
             base::say!("  note       {note}");
         }
@@ -62,10 +68,10 @@ impl CheckedManifest {
     }
 
     /// Contents of `say` as JSON.
-    pub fn object(&self) -> Value {
+    fn object(&self) -> Value {
         let CheckedManifest { loaded, files } = self;
         let m = &loaded.manifest;
-        let notes = [&notes(m)[..], &files.notes].concat();
+        let notes = [&list_notes(m)[..], &files.notes].concat();
         let cannot_run = m.runnable().err().unwrap_or_default();
         json!({
             "ok": true, "name": m.name, "manifest": loaded.source, "mistakes": [],
@@ -79,6 +85,24 @@ impl CheckedManifest {
     }
 }
 
+/// Mistakes in the files of a manifest with mistakes, without those that it causes.
+fn find_mistakes(m: &Manifest, are_valid: Validity) -> Problems {
+    let mut found = check_hardware(m);
+    let files = file_checks::check_files(m).unwrap_or_default();
+    found.list.extend(files.missing.list);
+    for wrong in files.wrong.list {
+        let causes: &[&str] = match &*wrong.place {
+            "data.eod.token" => &["data.eod", "data.tokenizer"],
+            "checkpoint.also" => &["checkpoint.also"],
+            _ => &["model.vocab"], // it is compared with this
+        };
+        if are_valid(causes) {
+            found.list.push(wrong);
+        }
+    }
+    found
+}
+
 /// Error if plan.hardware is not a row of the table.
 fn check_hardware(m: &Manifest) -> Problems {
     let found = m
@@ -89,7 +113,7 @@ fn check_hardware(m: &Manifest) -> Problems {
     found.and_then(Result::err).unwrap_or_default()
 }
 
-fn summary(loaded: &Loaded) -> String {
+fn summarize(loaded: &Loaded) -> String {
     let m = &loaded.manifest;
     let model = &m.model;
     let mut lines = vec![
@@ -103,9 +127,9 @@ fn summary(loaded: &Loaded) -> String {
             Count(model.vocab_padded as u64),
             model.seq_len
         ),
-        format!("  size      {}", size(m)),
-        format!("  batch     {}", batch(m)),
-        format!("  run       {}", length(m)),
+        format!("  size      {}", describe_size(m)),
+        format!("  batch     {}", describe_batch(m)),
+        format!("  run       {}", describe_length(m)),
     ];
     let topology = &m.topology;
     if topology.ranks() > 1 {
@@ -118,7 +142,11 @@ fn summary(loaded: &Loaded) -> String {
             topology.zero
         ));
     }
-    lines.extend(notes(m).iter().map(|note| format!("  note      {note}")));
+    lines.extend(
+        list_notes(m)
+            .iter()
+            .map(|note| format!("  note      {note}")),
+    );
     if let Err(problems) = m.runnable() {
         lines.push("  This version can plan this run, but not execute it:".to_string());
         lines.extend(
@@ -132,18 +160,18 @@ fn summary(loaded: &Loaded) -> String {
 }
 
 /// Valid settings that are seldom intended.
-fn notes(m: &Manifest) -> Vec<String> {
+fn list_notes(m: &Manifest) -> Vec<String> {
     m.notes().into_iter().chain(m.schedule_note(0, 0)).collect()
 }
 
 /// Number of parameters, and memory of the fullest rank.
-fn size(m: &Manifest) -> String {
+fn describe_size(m: &Manifest) -> String {
     let parameters = Count(model::parameters(&m.model)).with_noun("parameter");
     let most = if m.topology.ranks() > 1 { " on the fullest rank" } else { "" };
     format!("{parameters}; {} of memory{most}", dry_run::memory(m))
 }
 
-fn batch(m: &Manifest) -> String {
+fn describe_batch(m: &Manifest) -> String {
     let text = format!("micro {}, global {}", m.batch.micro, m.batch.global);
     match m.batch.ramp_up {
         None => text,
@@ -156,7 +184,7 @@ fn batch(m: &Manifest) -> String {
     }
 }
 
-fn length(m: &Manifest) -> String {
+fn describe_length(m: &Manifest) -> String {
     let samples = m.train.samples;
     let tokens = samples.saturating_mul(m.model.seq_len as u64);
     let steps = m.batch.ramp().steps(samples);

@@ -1,28 +1,51 @@
-//! First manifest for a user's dataset, tokenizer and model size. Every setting is a starting point,
+//! `gptrain manifest new`: a first manifest for a user's dataset, tokenizer and model size. Every setting is a starting point,
 //! with its reason beside it.
 
+use crate::data::dataset::prefix;
+use crate::options::Overwrite;
 use anyhow::Context;
-use base::{Count, Problems};
+use base::{Count, Problems, output};
 use data::indexed::Indexed;
 use data::record::DatasetTokenizer;
 use data::split::split;
 use data::tokenizer::{BYTES, Tokenizer};
 use estimate::shapes::published;
+use estimate::words;
 use manifest::{DataRule, Family, Model, Sizes};
 use std::path::{Path, PathBuf};
 
-/// Inputs of a new manifest.
-#[derive(Clone, Debug, Default)]
-pub struct NewManifest {
-    pub name: String,
-    /// PREFIX of the dataset.
+/// Options of a new manifest.
+#[derive(clap::Args, Debug, Default)]
+pub struct New {
+    /// PREFIX of the dataset (`gptrain data build`).
+    #[arg(long, value_name = "PREFIX")]
     pub data: Option<PathBuf>,
-    /// Tokenizer; None for the recorded one, or without a record tokenizer.json beside the dataset.
+    /// Tokenizer of the dataset [default: the recorded one, else tokenizer.json beside the dataset].
+    #[arg(long)]
     pub tokenizer: Option<PathBuf>,
-    /// Wanted number of parameters; None for a twentieth of the dataset's tokens.
+    /// Approximate number of parameters, as in 124M or 7B [default: a twentieth of the dataset's
+    /// tokens].
+    #[arg(long, value_parser = parse_size)]
     pub params: Option<u64>,
-    /// Family; None for that of the published model of this size, or GPT-2's.
+    /// Family of the model: gpt2 or llama [default: that of the published model of this size].
+    #[arg(long, value_parser = parse_family)]
     pub family: Option<Family>,
+    /// Write the manifest to this file instead of printing it.
+    #[arg(short, long)]
+    pub output: Option<PathBuf>,
+    #[command(flatten)]
+    pub overwrite: Overwrite,
+}
+
+fn parse_size(text: &str) -> Result<u64, String> {
+    words::tokens(text).map(|params| params as u64)
+}
+
+/// Parses a family for which there are recipes.
+pub fn parse_family(text: &str) -> Result<Family, String> {
+    let all = [Family::Gpt2, Family::Llama];
+    let found = all.into_iter().find(|family| family.name() == text);
+    found.ok_or_else(|| "take gpt2 or llama; other families need a manifest".into())
 }
 
 /// Smallest and largest supported size of a dense model.
@@ -69,9 +92,34 @@ struct DataFacts {
     note: Option<String>,
 }
 
-impl NewManifest {
-    /// Manifest, in YAML with comments. It passes every check of a manifest.
-    pub fn text(&self) -> anyhow::Result<String> {
+impl New {
+    pub fn run(mut self) -> anyhow::Result<()> {
+        let output = self.output.take();
+        let stem = output.as_ref().and_then(|path| path.file_stem()?.to_str());
+        let name = stem.unwrap_or("mine").to_string();
+        self.data = self.data.map(|path| prefix(&path));
+        // Paths in a manifest start at its folder; in another folder they are written as absolute paths.
+        let folder = output
+            .as_deref()
+            .and_then(Path::parent)
+            .unwrap_or(Path::new(""));
+        if folder != Path::new("") {
+            self.data = self.data.map(std::path::absolute).transpose()?;
+            self.tokenizer = self.tokenizer.map(std::path::absolute).transpose()?;
+        }
+        let text = self.text(&name)?;
+        match output {
+            Some(path) => {
+                output::write(&path, self.overwrite.existing(), text.as_bytes())?;
+                base::say!("{}: gptrain run {}", path.display(), path.display());
+            }
+            None => base::say!("{}", text.trim_end()),
+        }
+        Ok(())
+    }
+
+    /// Manifest with this name, in YAML with comments. It passes every check of a manifest.
+    pub fn text(&self, name: &str) -> anyhow::Result<String> {
         let facts = self.data_facts()?;
         if let Some(note) = &facts.note {
             base::warn!("note: {note}");
@@ -89,8 +137,8 @@ impl NewManifest {
             .into());
         }
         let model = self.model(&facts, wanted)?;
-        let text = self.yaml(&facts, &model);
-        manifest::parse(&text, &self.name, Path::new("."), &[])?;
+        let text = self.yaml(name, &facts, &model);
+        manifest::parse(&text, name, Path::new("."), &[])?;
         Ok(text)
     }
 
@@ -121,7 +169,7 @@ impl NewManifest {
             }
         };
         let tokens = dataset.as_ref().map(Indexed::tokens);
-        let parts = dataset.as_ref().map(parts).transpose()?;
+        let parts = dataset.as_ref().map(count_part_tokens).transpose()?;
         let cut_into = dataset
             .as_ref()
             .filter(|dataset| dataset.sequences() > dataset.documents())
@@ -141,7 +189,7 @@ impl NewManifest {
         let asked = self.params.is_some();
         let shape = published(wanted as f64, self.family).filter(|_| asked);
         let Some(shape) = shape else {
-            let seq_len = seq_len(if wanted < SMALL { 256 } else { 1024 }, smallest)?;
+            let seq_len = choose_seq_len(if wanted < SMALL { 256 } else { 1024 }, smallest)?;
             let family = self.family.unwrap_or(Family::Gpt2);
             let vocab = facts.vocab.unwrap_or(GPT2_VOCAB);
             let model = nearest_shape(wanted, family, vocab, seq_len, Counted::All);
@@ -156,15 +204,15 @@ impl NewManifest {
             hidden: shape.hidden,
             heads: shape.heads,
             vocab: facts.vocab.unwrap_or(shape.vocab),
-            seq_len: seq_len(shape.seq_len, smallest)?,
+            seq_len: choose_seq_len(shape.seq_len, smallest)?,
         };
         Ok(shape.model(&Model::with_defaults(shape.family, sizes, 1)))
     }
 
-    fn yaml(&self, facts: &DataFacts, model: &Model) -> String {
+    fn yaml(&self, name: &str, facts: &DataFacts, model: &Model) -> String {
         let params = model::parameters(model);
         let large = params >= LARGE;
-        let (seq_len, batch) = (model.seq_len as u64, batch(params, model.seq_len));
+        let (seq_len, batch) = (model.seq_len as u64, choose_batch(params, model.seq_len));
         let enough = TOKENS_PER_PARAMETER * params;
         let available = facts.training().map(|tokens| EPOCHS * tokens);
         let tokens = available
@@ -175,7 +223,7 @@ impl NewManifest {
             Some(most) if most < enough => format!("{EPOCHS} times the training data"),
             _ => format!("{TOKENS_PER_PARAMETER} a parameter (Hoffmann et al. 2022)"),
         };
-        let peak = peak(params);
+        let peak = choose_peak(params);
         let tenth = (steps / 10).clamp(1, 1000);
         let save_interval = if params < GIGABYTES { tenth } else { tenth.max(FEWEST_STEPS) };
         let evaluation = if facts.holds_out() {
@@ -213,7 +261,7 @@ log:
 train:
   tokens: {tokens} # {why}: {steps} steps
 {evaluation}{plan}",
-            name = quoted(&self.name),
+            name = quoted(name),
             model = self.model_section(facts, model, params),
             data = self.data_section(facts),
             precision = if large { "bf16" } else { "f32 # on GPUs: bf16" },
@@ -272,7 +320,7 @@ model: # {} parameters{like}
 
     fn data_section(&self, facts: &DataFacts) -> String {
         let train = match &self.data {
-            Some(prefix) => path(prefix),
+            Some(prefix) => quote_path(prefix),
             None => "mine # PREFIX of `gptrain data build … --output PREFIX`".into(),
         };
         let split = match facts.cut_into {
@@ -293,7 +341,7 @@ model: # {} parameters{like}
         let tokenizer = facts
             .tokenizer
             .as_deref()
-            .map(|file| format!("  tokenizer: {}{guess}\n", path(file)));
+            .map(|file| format!("  tokenizer: {}{guess}\n", quote_path(file)));
         let eod = facts.eod.map(|eod| {
             format!("  # eod: {{token: {eod}, reset_attention: true}} # documents do not see each other\n")
         });
@@ -325,7 +373,7 @@ impl DataFacts {
 }
 
 /// Tokens of the documents that `SPLIT` gives to training and to validation.
-fn parts(dataset: &Indexed) -> anyhow::Result<[u64; 2]> {
+fn count_part_tokens(dataset: &Indexed) -> anyhow::Result<[u64; 2]> {
     let [train, valid, _] = split(DataRule::MegatronCore, SPLIT, dataset.sequences())?;
     Ok([train, valid].map(|part| {
         dataset.lengths()[part]
@@ -352,48 +400,45 @@ fn nearest_shape(
     seq_len: usize,
     counted: Counted,
 ) -> Model {
-    let model = |(layers, hidden): (usize, usize)| {
-        let heads = hidden
-            / match hidden {
-                ..=256 => 32,
-                257..2048 => 64,
-                _ => 128,
-            };
-        Model::with_defaults(family, Sizes { layers, hidden, heads, vocab, seq_len }, 1)
-    };
-    // Eight ranks divide the heads of a model that may need them.
-    let divided = |hidden: &usize| match *hidden {
-        ..1024 => true,
-        1024..2048 => hidden.is_multiple_of(8 * 64),
-        _ => hidden.is_multiple_of(8 * 128),
-    };
-    let wide = (1..=192).map(|k| 64 * k).filter(divided);
-    let all = wide.flat_map(|hidden| (2..=96).map(move |layers| (layers, hidden)));
-    // How far it is from the wanted size and, a tenth of that, from the usual proportions.
-    let far = |model: &Model| {
-        let embedding = if counted == Counted::Layers { embedding(model) } else { 0.0 };
-        let size = (model::parameters(model) as f64 - embedding) / params as f64;
-        let proportions = model.hidden as f64 / model.layers as f64 / 64.0;
-        size.ln().abs() + 0.1 * proportions.ln().abs()
-    };
-    let all = all.map(model).map(|model| (far(&model), model));
-    all.min_by(|one, other| one.0.total_cmp(&other.0))
-        .expect("there are some")
-        .1
+    let mut nearest: Option<(f64, Model)> = None;
+    for hidden in (64usize..=192 * 64).step_by(64) {
+        let head = match hidden {
+            ..=256 => 32,
+            257..2048 => 64,
+            _ => 128,
+        };
+        // Eight ranks divide the heads of a model that may need them.
+        if hidden >= 1024 && !hidden.is_multiple_of(8 * head) {
+            continue;
+        }
+        for layers in 2..=96 {
+            let sizes = Sizes { layers, hidden, heads: hidden / head, vocab, seq_len };
+            let model = Model::with_defaults(family, sizes, 1);
+            let embedding = if counted == Counted::Layers { count_embedding(&model) } else { 0.0 };
+            let size = (model::parameters(&model) as f64 - embedding) / params as f64;
+            let proportions = hidden as f64 / layers as f64 / 64.0;
+            // From the wanted size and, a tenth of that, from the usual proportions.
+            let distance = size.ln().abs() + 0.1 * proportions.ln().abs();
+            if nearest.as_ref().is_none_or(|(least, _)| distance < *least) {
+                nearest = Some((distance, model));
+            }
+        }
+    }
+    nearest.expect("there are some").1
 }
 
 /// Parameters of the embedding, and of an untied output head.
-fn embedding(model: &Model) -> f64 {
+fn count_embedding(model: &Model) -> f64 {
     let tables = if model.tied_head { 1 } else { 2 };
     (tables * model.vocab * model.hidden) as f64
 }
 
 fn embedding_share(model: &Model) -> f64 {
-    embedding(model) / model::parameters(model) as f64
+    count_embedding(model) / model::parameters(model) as f64
 }
 
 /// Usual seq_len, halved until the smallest part that is read fills two samples.
-fn seq_len(usual: usize, tokens: Option<u64>) -> anyhow::Result<usize> {
+fn choose_seq_len(usual: usize, tokens: Option<u64>) -> anyhow::Result<usize> {
     let mut halves = std::iter::successors(Some(usual), |n| (*n > SHORTEST).then_some(n / 2));
     let least = 2 * (SHORTEST + 1);
     halves
@@ -403,7 +448,7 @@ fn seq_len(usual: usize, tokens: Option<u64>) -> anyhow::Result<usize> {
 
 /// Samples per step: about a thousandth of the parameters in tokens, as for GPT-3's sizes. A multiple
 /// of 8; from 64 a power of two, which is divisible by many numbers of devices.
-fn batch(params: u64, seq_len: usize) -> u64 {
+fn choose_batch(params: u64, seq_len: usize) -> u64 {
     let samples = (params / 1000).clamp(2048, 4_000_000) / seq_len as u64;
     match samples {
         64.. => 1 << (samples as f64).log2().round() as u32,
@@ -412,11 +457,11 @@ fn batch(params: u64, seq_len: usize) -> u64 {
 }
 
 /// Best learning rate of AdamW for a number of parameters (Kaplan et al. 2020, eq. D.1).
-fn peak(params: u64) -> f64 {
+fn choose_peak(params: u64) -> f64 {
     (0.003239 - 0.0001395 * (params as f64).ln()).max(1e-4)
 }
 
-fn path(path: &Path) -> String {
+fn quote_path(path: &Path) -> String {
     quoted(&path.display().to_string())
 }
 
@@ -457,7 +502,7 @@ mod tests {
     /// A vocabulary made for gigabytes takes all parameters of a small model.
     #[test]
     fn a_small_corpus_has_layers_beside_its_embedding() {
-        let new = NewManifest { name: "first".into(), ..NewManifest::default() };
+        let new = New::default();
         let facts = DataFacts {
             tokens: Some(1_800_000),
             parts: Some([1_700_000, 100_000]),
@@ -469,22 +514,19 @@ mod tests {
         };
         let model = new.model(&facts, 1_000_000).unwrap();
         assert!(model.heads >= 4 && model.hidden >= 128, "{model:?}");
-        let text = new.yaml(&facts, &model);
+        let text = new.yaml("first", &facts, &model);
         let why = "for 1,800,000 tokens 4,096 ids would do: the embedding is";
         assert!(text.contains(why), "{text}");
         let fitting = DataFacts { vocab: Some(4096), ..facts };
         let model = new.model(&fitting, 1_000_000).unwrap();
-        assert!(!new.yaml(&fitting, &model).contains("would do"));
+        assert!(!new.yaml("first", &fitting, &model).contains("would do"));
     }
 
     #[test]
     fn a_size_with_a_published_model_has_its_shape() {
         let text = |params, family| {
-            let name = "x".into();
             let params = Some(params);
-            NewManifest { name, params, family, ..NewManifest::default() }
-                .text()
-                .unwrap()
+            New { params, family, ..New::default() }.text("x").unwrap()
         };
         let seven = text(7_000_000_000, None);
         let lines = [
@@ -509,9 +551,7 @@ mod tests {
 
     #[test]
     fn a_manifest_without_anything_is_sound() {
-        let text = NewManifest { name: "first".into(), ..NewManifest::default() }
-            .text()
-            .unwrap();
+        let text = New::default().text("first").unwrap();
         assert!(text.contains("vocab: 50257") && text.contains("seq_len: 256"), "{text}");
     }
 }

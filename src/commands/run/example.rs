@@ -1,12 +1,10 @@
 //! `gptrain run --example`: a first training run that needs only the binary, which contains the text
 //! of Jane Austen's novels. Makes tokenizer, dataset and manifest from it as a user would.
 
-use crate::data::make::{self, BuildOptions, TextInput};
+use crate::data::{Build, TrainTokenizer};
 use anyhow::{Context, Result};
 use base::Bytes;
 use base::output::{self, Existing};
-use data::corpus::{DocumentRules, FileSelection};
-use data::tokenizer::Training;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -33,50 +31,28 @@ pub fn prepare() -> Result<PathBuf> {
     let text = folder.join("austen.jsonl.zst");
     output::write(&text, Existing::Replaced, TEXT)?;
     base::say!("{}: Jane Austen's six novels, {}", text.display(), Bytes(TEXT.len() as u64));
-    let tokenizer = folder.join("tokenizer.json");
-    make_tokenizer(&text, &tokenizer)?;
-    make_dataset(&text, &tokenizer, &folder.join("austen"))?;
+    let text = text.display();
+    type_options::<TrainTokenizer>(&format!(
+        "gptrain data train-tokenizer {text} --vocab {VOCAB} --output {FOLDER}/tokenizer.json"
+    ))?
+    .train()?;
+    type_options::<Build>(&format!(
+        "gptrain data build {text} --tokenizer {FOLDER}/tokenizer.json --output {FOLDER}/austen \
+         --append-eod"
+    ))?
+    .build()?;
     output::write(&manifest, Existing::Replaced, yaml().as_bytes())?;
     base::say!("gptrain run {}\n", manifest.display());
     Ok(manifest)
 }
 
-fn make_tokenizer(text: &Path, output: &Path) -> Result<()> {
-    let shown = text.display();
-    let to = output.display();
-    base::say!("gptrain data train-tokenizer {shown} --vocab {VOCAB} --output {to}");
-    let special = vec!["<|endoftext|>".to_string()];
-    let training = Training { vocab: VOCAB, min_frequency: 2, special };
-    make::train_tokenizer(input(text), training, output, Existing::Replaced).map(drop)
-}
-
-fn make_dataset(text: &Path, tokenizer: &Path, output: &Path) -> Result<()> {
-    let shown = text.display();
-    let from = tokenizer.display();
-    let to = output.display();
-    base::say!("gptrain data build {shown} --tokenizer {from} --output {to} --append-eod");
-    let options = BuildOptions {
-        output: output.to_path_buf(),
-        existing: Existing::Replaced,
-        tokenizer: tokenizer.to_path_buf(),
-        append_eod: true,
-        eod: None,
-        parse_special: false,
-        shuffle: None,
-        min_sequences: None,
-        token_type: None,
-    };
-    make::build(input(text), &options).map(drop)
-}
-
-fn input(text: &Path) -> TextInput {
-    TextInput {
-        paths: vec![text.to_path_buf()],
-        files_from: None,
-        wanted: FileSelection::default(),
-        rules: DocumentRules { key: "text".into(), skip_invalid: false },
-        threads: std::thread::available_parallelism().map_or(1, usize::from),
-    }
+/// Prints a line of `gptrain data`, and parses its options as if it was typed.
+fn type_options<T: clap::Args>(line: &str) -> Result<T> {
+    base::say!("{line}");
+    let words = line.split(' ').skip(2).chain(["--overwrite"]);
+    let matches =
+        T::augment_args(clap::Command::new("gptrain data")).try_get_matches_from(words)?;
+    Ok(T::from_arg_matches(&matches)?)
 }
 
 /// Text of the example's manifest: the quick start's, with paths beside its data.

@@ -35,7 +35,7 @@ pub struct Fitted {
 }
 
 /// Settings of a model that are reduced, with their values.
-fn sizes(m: &Manifest) -> [(&'static str, usize); 5] {
+fn list_sizes(m: &Manifest) -> [(&'static str, usize); 5] {
     let model = &m.model;
     [
         ("model.layers", model.layers),
@@ -47,8 +47,8 @@ fn sizes(m: &Manifest) -> [(&'static str, usize); 5] {
 }
 
 /// Settings that differ from those of `m`.
-fn changed_sizes(m: &Manifest, to: &Manifest) -> Vec<String> {
-    let both = sizes(m).into_iter().zip(sizes(to));
+fn list_changed_sizes(m: &Manifest, to: &Manifest) -> Vec<String> {
+    let both = list_sizes(m).into_iter().zip(list_sizes(to));
     let changed = both.filter(|((_, from), (_, to))| from != to);
     changed
         .map(|(_, (key, value))| format!("{key}={value}"))
@@ -66,7 +66,7 @@ pub fn fit(
 ) -> anyhow::Result<Fitted> {
     let folder = &loaded.manifest.log.folder;
     if folder.join(manifest::IN_FOLDER).exists() {
-        return begun(&loaded.manifest, folder);
+        return keep_settings(&loaded.manifest, folder);
     }
     let mut fitted = Fitted::default();
     let mut now = loaded.clone();
@@ -74,9 +74,9 @@ pub fn fit(
     let steps = |seconds: f64| (60.0 * minutes / seconds) as u64;
     let imported = checkpoint::latest(&folder.join("checkpoints"))?.is_some();
     while steps(seconds) < ENOUGH && !imported {
-        let Some(smaller) = smaller(&now.manifest, &fitted.sets, load) else { break };
+        let Some(smaller) = find_smaller(&now.manifest, &fitted.sets, load) else { break };
         now = smaller;
-        fitted.sets = changed_sizes(&loaded.manifest, &now.manifest);
+        fitted.sets = list_changed_sizes(&loaded.manifest, &now.manifest);
         seconds = seconds_per_step(&now, messages)?;
     }
     let m = &now.manifest;
@@ -104,35 +104,35 @@ pub fn fit(
     }
     fitted
         .sets
-        .extend(lengths(samples, warmup(m, samples, steps)));
+        .extend(set_length(samples, choose_warmup(m, samples, steps)));
     Ok(fitted)
 }
 
 /// Settings of a run that has begun, as it has them.
-fn begun(m: &Manifest, folder: &Path) -> anyhow::Result<Fitted> {
+fn keep_settings(m: &Manifest, folder: &Path) -> anyhow::Result<Fitted> {
     let begun = manifest::load(folder, &[])?.manifest;
     let steps = begun.batch.ramp().steps(begun.train.samples);
-    let mut sets = changed_sizes(m, &begun);
+    let mut sets = list_changed_sizes(m, &begun);
     let reduced: String = sets.iter().map(|set| format!(", {set}")).collect();
     let line = format!("{} has begun with {steps} steps{reduced}: they stay", folder.display());
-    sets.extend(lengths(begun.train.samples, begun.lr.warmup_samples));
+    sets.extend(set_length(begun.train.samples, begun.lr.warmup_samples));
     Ok(Fitted { sets, lines: vec![line] })
 }
 
 /// Warm-up of a run of `steps` steps: the share of the manifest's, and at least `WARMUP_STEPS`.
-fn warmup(m: &Manifest, samples: u64, steps: u64) -> u64 {
+fn choose_warmup(m: &Manifest, samples: u64, steps: u64) -> u64 {
     let share = (m.lr.warmup_samples as f64 * samples as f64 / m.train.samples as f64) as u64;
     let fewest = m.batch.ramp().samples_after(WARMUP_STEPS.min(steps / 2));
     if m.lr.warmup_samples == 0 { 0 } else { share.max(fewest) }
 }
 
-fn lengths(samples: u64, warmup: u64) -> Vec<String> {
+fn set_length(samples: u64, warmup: u64) -> Vec<String> {
     vec![format!("train.samples={samples}"), format!("lr.warmup_samples={warmup}")]
 }
 
 /// The next smaller model: of half the layers and half the width, or with shorter samples. None if
 /// there is none that the manifest allows.
-fn smaller(
+fn find_smaller(
     m: &Manifest,
     sets: &[String],
     load: &dyn Fn(&[String]) -> anyhow::Result<Loaded>,
@@ -151,7 +151,7 @@ fn smaller(
             let more: Vec<String> = keys
                 .iter()
                 .map(|key| {
-                    let (key, value) = *sizes(m)
+                    let (key, value) = *list_sizes(m)
                         .iter()
                         .find(|(name, _)| name == key)
                         .expect("a size");

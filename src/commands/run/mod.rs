@@ -15,7 +15,7 @@ use train::report::metrics::Metrics;
 use train::trace::{Steps, TraceOptions};
 
 #[derive(clap::Args)]
-pub struct Args {
+pub struct Run {
     /// Manifest, or folder of a run
     #[arg(required_unless_present = "example")]
     manifest: Option<PathBuf>,
@@ -51,58 +51,82 @@ pub struct Args {
     ops: Option<PathBuf>,
 }
 
-pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
-    launch::series::end_with_series();
-    // Before the run, whose plan is made under a subscriber that enables every level.
-    let is_verbose = tracing::enabled!(tracing::Level::INFO);
-    let path = match &args.manifest {
-        Some(path) => path.clone(),
-        None => example::prepare()?,
-    };
-    let minutes = minutes_of(&args)?;
-    let mut loaded = manifest::load(&path, &args.set)?;
-    // A run from a checkpoint of the user's choice does not restart: it would use the newest one.
-    let once = args.resume_from.is_some() || args.reset_optimizer || args.verify_resume.is_some();
-    if !once && train::supervise(&loaded)? {
-        return Ok(());
-    }
-    let mut settings = Vec::new();
-    if let Some(minutes) = minutes {
-        let load = |more: &[String]| manifest::load(&path, &[&args.set[..], more].concat());
-        let fitted = length::fit(&loaded, &load, minutes, messages)?;
-        for line in fitted.lines {
-            tracing::info!("{line}");
+impl Run {
+    pub fn run(self, messages: &Messages) -> anyhow::Result<()> {
+        launch::series::end_with_series();
+        // Before the run, whose plan is made under a subscriber that enables every level.
+        let is_verbose = tracing::enabled!(tracing::Level::INFO);
+        let path = match &self.manifest {
+            Some(path) => path.clone(),
+            None => example::prepare()?,
+        };
+        let minutes = self.minutes()?;
+        let mut loaded = manifest::load(&path, &self.set)?;
+        // A run from a checkpoint of the user's choice does not restart: it would use the newest one.
+        let once =
+            self.resume_from.is_some() || self.reset_optimizer || self.verify_resume.is_some();
+        if !once && train::supervise(&loaded)? {
+            return Ok(());
         }
-        loaded = load(&fitted.sets)?;
-        settings = fitted.sets;
+        let mut settings = Vec::new();
+        if let Some(minutes) = minutes {
+            let load = |more: &[String]| manifest::load(&path, &[&self.set[..], more].concat());
+            let fitted = length::fit(&loaded, &load, minutes, messages)?;
+            for line in fitted.lines {
+                tracing::info!("{line}");
+            }
+            loaded = load(&fitted.sets)?;
+            settings = fitted.sets;
+        }
+        if train::start_processes(&loaded, &rank_words(&settings))? {
+            return Ok(());
+        }
+        let Run { resume_from, reset_optimizer, verify_resume, ops, .. } = self;
+        let trace = self
+            .trace
+            .zip(self.trace_steps)
+            .map(|(file, steps)| TraceOptions { file, steps });
+        let options = train::RunOptions { resume_from, reset_optimizer, verify_resume, trace, ops };
+        let ended = train::run(&loaded, &options, messages)?;
+        if messages.console().form() == Form::Quiet {
+            return Ok(());
+        }
+        let folder = &loaded.manifest.log.folder;
+        if let Some(ended) = ended {
+            print_end(&loaded.manifest, ended, once);
+        } // else the process of rank 0 prints it
+        let complete = ended == Some(train::Ended::Complete)
+            && describe_divergence(&loaded.manifest).is_none();
+        if is_verbose && complete && is_first(folder) {
+            print_next_commands(&loaded.manifest, self.example);
+        }
+        Ok(())
     }
-    if train::start_processes(&loaded, &rank_words(&settings))? {
-        return Ok(());
+
+    /// Minutes that set the length. The example has a default, unless a setting sets the length.
+    fn minutes(&self) -> Result<Option<f64>, Problems> {
+        match (
+            self.minutes,
+            length::LENGTHS.into_iter().find(|key| {
+                self.set
+                    .iter()
+                    .any(|set| set.starts_with(&format!("{key}=")))
+            }),
+        ) {
+            (Some(_), Some(key)) => Err(Problems::one(
+                "--minutes",
+                format!("--minutes and {key} both set the run's length"),
+                "keep one of them",
+            )),
+            (None, None) => Ok(self.example.then_some(example::MINUTES)),
+            (minutes, _) => Ok(minutes),
+        }
     }
-    let Args { resume_from, reset_optimizer, verify_resume, ops, .. } = args;
-    let trace = args
-        .trace
-        .zip(args.trace_steps)
-        .map(|(file, steps)| TraceOptions { file, steps });
-    let options = train::RunOptions { resume_from, reset_optimizer, verify_resume, trace, ops };
-    let ended = train::run(&loaded, &options, messages)?;
-    if messages.console().form() == Form::Quiet {
-        return Ok(());
-    }
-    let folder = &loaded.manifest.log.folder;
-    if let Some(ended) = ended {
-        say_end(&loaded.manifest, ended, once);
-    } // else the process of rank 0 prints it
-    let complete = ended == Some(train::Ended::Complete) && diverged(&loaded.manifest).is_none();
-    if is_verbose && complete && is_first(folder) {
-        next(&loaded.manifest, args.example);
-    }
-    Ok(())
 }
 
 /// Prints how the run ended. A start from a checkpoint of the user's choice (`once`) would begin there
 /// again: the run's folder continues it.
-fn say_end(m: &Manifest, ended: train::Ended, once: bool) {
+fn print_end(m: &Manifest, ended: train::Ended, once: bool) {
     let folder = m.log.folder.display();
     let again = if once {
         format!("gptrain run {} continues", shell_word(&folder.to_string()))
@@ -112,7 +136,7 @@ fn say_end(m: &Manifest, ended: train::Ended, once: bool) {
     match ended {
         train::Ended::Complete => {
             base::say!("complete: {folder}");
-            if let Some(line) = diverged(m) {
+            if let Some(line) = describe_divergence(m) {
                 base::warn!("{line}");
             }
         }
@@ -134,7 +158,7 @@ const RISE: f64 = 0.5;
 
 /// Message for a run whose loss has risen above that of a model without any knowledge: the median of
 /// its last steps, at most ten.
-fn diverged(m: &Manifest) -> Option<String> {
+fn describe_divergence(m: &Manifest) -> Option<String> {
     let steps = Metrics::read(&m.log.folder).ok()?.steps;
     let last = plan::robust::median(steps.iter().rev().take(10).map(|row| row.lm_loss));
     let least = steps
@@ -163,7 +187,7 @@ fn is_first(folder: &Path) -> bool {
 }
 
 /// Prints the commands that use the trained model.
-fn next(m: &Manifest, example: bool) {
+fn print_next_commands(m: &Manifest, example: bool) {
     let folder = &shell_word(&m.log.folder.display().to_string());
     base::say!("\nNow:");
     if m.data.tokenizer.is_some() {
@@ -197,24 +221,4 @@ fn rank_words(settings: &[String]) -> Vec<OsString> {
     }
     words.extend(settings.iter().flat_map(|set| ["--set".into(), set.into()]));
     words
-}
-
-/// Minutes that set the length. The example has a default, unless a setting sets the length.
-fn minutes_of(args: &Args) -> Result<Option<f64>, Problems> {
-    match (
-        args.minutes,
-        length::LENGTHS.into_iter().find(|key| {
-            args.set
-                .iter()
-                .any(|set| set.starts_with(&format!("{key}=")))
-        }),
-    ) {
-        (Some(_), Some(key)) => Err(Problems::one(
-            "--minutes",
-            format!("--minutes and {key} both set the run's length"),
-            "keep one of them",
-        )),
-        (None, None) => Ok(args.example.then_some(example::MINUTES)),
-        (minutes, _) => Ok(minutes),
-    }
 }

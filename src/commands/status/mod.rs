@@ -20,7 +20,7 @@ const POLL: Duration = Duration::from_millis(500);
 const REDRAW: u32 = 2;
 
 #[derive(clap::Args)]
-pub struct Args {
+pub struct ShowStatus {
     /// Run folder (`log.folder` of its manifest), or a folder that holds runs
     #[arg(value_name = "FOLDER", default_value = "runs")]
     folder: PathBuf,
@@ -32,22 +32,25 @@ pub struct Args {
     json: bool,
 }
 
-pub fn run(Args { folder, watch, json }: Args) -> anyhow::Result<()> {
-    let now = unix_time().as_secs_f64();
-    let is_run = folder.join(NAME).exists();
-    if !is_run && folder.is_dir() {
-        return list(&folder, now, watch, json);
+impl ShowStatus {
+    pub fn run(self) -> anyhow::Result<()> {
+        let ShowStatus { folder, watch, json } = self;
+        let now = unix_time().as_secs_f64();
+        let is_run = folder.join(NAME).exists();
+        if !is_run && folder.is_dir() {
+            return list(&folder, now, watch, json);
+        }
+        if watch {
+            return follow(&folder, json);
+        }
+        let status = Status::read(&folder)?;
+        if json {
+            base::say!("{:#}", serde_json::to_value(&status)?);
+        } else {
+            base::say!("{}", escape_control(&text(&status, &folder, now)));
+        }
+        Ok(())
     }
-    if watch {
-        return follow(&folder, json);
-    }
-    let status = Status::read(&folder)?;
-    if json {
-        base::say!("{:#}", serde_json::to_value(&status)?);
-    } else {
-        base::say!("{}", escape_control(&text(&status, &folder, now)));
-    }
-    Ok(())
 }
 
 /// Prints the runs below a folder.

@@ -3,7 +3,7 @@
 mod variants;
 
 use crate::compare::comparison::Comparison;
-use crate::job::{self, Resources};
+use crate::job::Resources;
 use anyhow::{Context, Result, bail};
 use base::output::{self, Existing};
 use base::svg::Scale;
@@ -13,14 +13,14 @@ use std::io::ErrorKind;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use variants::Sweep;
+use variants::Variants;
 
 /// Run a manifest with every combination of several values, and compare the runs
 ///
 /// Each variant has its own folder. The same command continues after an interruption, does not repeat
 /// what is complete, tries failed variants again, and compares all of them at the end.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct Sweep {
     /// Manifest
     manifest: PathBuf,
     /// Setting with its values, as in `--set lr.peak=1e-4,3e-4,1e-3`; may be repeated. A comma in
@@ -43,54 +43,60 @@ pub struct Args {
     resources: Resources,
 }
 
-pub fn run(args: Args) -> Result<()> {
-    let sweep = Sweep::read(&args.manifest, &args.set, args.output.as_deref())?;
-    let tasks = sweep.tasks();
-    let mut series = Series::open(&sweep.folder, &tasks)?;
-    let done = sweep
-        .variants
-        .iter()
-        .filter(|variant| variant.is_complete())
-        .count();
-    let variants = Count(tasks.len() as u64).with_noun("variant");
-    base::say!("{}: {variants}, {done} complete", sweep.folder.display());
-    if args.dry {
-        for variant in &sweep.variants {
-            let state = if variant.is_complete() { "complete" } else { "open" };
-            base::say!("  {}: {state}", variant.folder().display());
+impl Sweep {
+    pub fn run(self) -> Result<()> {
+        let sweep = Variants::read(&self.manifest, &self.set, self.output.as_deref())?;
+        let tasks = sweep.tasks();
+        let mut series = Series::open(&sweep.folder, &tasks)?;
+        let done = sweep
+            .all
+            .iter()
+            .filter(|variant| variant.is_complete())
+            .count();
+        let variants = Count(tasks.len() as u64).with_noun("variant");
+        base::say!("{}: {variants}, {done} complete", sweep.folder.display());
+        if self.dry {
+            for variant in &sweep.all {
+                let state = if variant.is_complete() { "complete" } else { "open" };
+                base::say!("  {}: {state}", variant.folder().display());
+            }
+            return Ok(());
         }
-        return Ok(());
+        let folder = sweep.folder.display();
+        std::fs::create_dir_all(&sweep.folder).with_context(|| format!("cannot make {folder}"))?;
+        if self.slurm {
+            submit_jobs(&sweep, &self.resources)?;
+            return print_comparison(&sweep);
+        }
+        let environments = sweep.environments(self.parallel.get())?;
+        let outcome = series.run(
+            &environments,
+            &|task: &Task| sweep.is_complete(task),
+            &mut |task, progress| match progress {
+                Progress::Started => {
+                    base::say!("{}: started, {}", task.name, task.output.display())
+                }
+                Progress::Done(seconds) => {
+                    base::say!("{}: complete, {}", task.name, Seconds(seconds))
+                }
+                Progress::Failed(why) => base::warn!("{}: {}", task.name, escape_control(why)),
+            },
+        )?;
+        if outcome.stopped {
+            base::say!("stopped: the same command continues");
+            return Ok(());
+        }
+        print_comparison(&sweep)?;
+        let failed = outcome.failed.len();
+        if failed > 0 {
+            bail!("{failed} of {variants} failed; the same command tries them again");
+        }
+        Ok(())
     }
-    let folder = sweep.folder.display();
-    std::fs::create_dir_all(&sweep.folder).with_context(|| format!("cannot make {folder}"))?;
-    if args.slurm {
-        submit(&sweep, &args.resources)?;
-        return compare(&sweep);
-    }
-    let environments = sweep.environments(args.parallel.get())?;
-    let outcome = series.run(
-        &environments,
-        &|task: &Task| sweep.is_complete(task),
-        &mut |task, progress| match progress {
-            Progress::Started => base::say!("{}: started, {}", task.name, task.output.display()),
-            Progress::Done(seconds) => base::say!("{}: complete, {}", task.name, Seconds(seconds)),
-            Progress::Failed(why) => base::warn!("{}: {}", task.name, escape_control(why)),
-        },
-    )?;
-    if outcome.stopped {
-        base::say!("stopped: the same command continues");
-        return Ok(());
-    }
-    compare(&sweep)?;
-    let failed = outcome.failed.len();
-    if failed > 0 {
-        bail!("{failed} of {variants} failed; the same command tries them again");
-    }
-    Ok(())
 }
 
 /// Prints the comparison of the variants that have made a step, and writes its page.
-fn compare(sweep: &Sweep) -> Result<()> {
+fn print_comparison(sweep: &Variants) -> Result<()> {
     let started = sweep.started();
     if started.len() < 2 {
         return Ok(());
@@ -105,19 +111,15 @@ fn compare(sweep: &Sweep) -> Result<()> {
 }
 
 /// Writes the job of every variant that is not complete, and submits those that are not in the queue.
-fn submit(sweep: &Sweep, resources: &Resources) -> Result<()> {
-    for variant in sweep
-        .variants
-        .iter()
-        .filter(|variant| !variant.is_complete())
-    {
+fn submit_jobs(sweep: &Variants, resources: &Resources) -> Result<()> {
+    for variant in sweep.all.iter().filter(|variant| !variant.is_complete()) {
         let file = |end: &str| sweep.folder.join(format!("{}.{end}", variant.name));
         let [script, job] = [file("sh"), file("job")];
-        if let Some(id) = queued(&job) {
+        if let Some(id) = find_queued_job(&job) {
             base::say!("{}: is job {id}", variant.name);
             continue;
         }
-        let text = job::script(&variant.loaded, &resources.request(variant.sets.clone()))?;
+        let text = resources.script(&variant.loaded, &variant.sets)?;
         output::write(&script, Existing::Replaced, text.as_bytes())?;
         match Command::new("sbatch")
             .arg("--parsable")
@@ -147,7 +149,7 @@ fn submit(sweep: &Sweep, resources: &Resources) -> Result<()> {
 }
 
 /// Job that a file names, if Slurm still has it.
-fn queued(file: &Path) -> Option<String> {
+fn find_queued_job(file: &Path) -> Option<String> {
     let id = std::fs::read_to_string(file).ok()?;
     let number = id.split(';').next()?.trim().to_string();
     let listed = Command::new("squeue")

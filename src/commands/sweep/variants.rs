@@ -1,4 +1,4 @@
-//! A manifest run with every combination of several values of its settings, each in its own folder.
+//! Variants of a manifest: every combination of several values of its settings, each in its own folder.
 
 use anyhow::{Context, Result};
 use base::Problems;
@@ -38,9 +38,9 @@ impl Variant {
 }
 
 /// All variants.
-pub struct Sweep {
+pub struct Variants {
     pub folder: PathBuf,
-    pub variants: Vec<Variant>,
+    pub all: Vec<Variant>,
     manifest: PathBuf,
 }
 
@@ -50,12 +50,12 @@ struct Axis<'a> {
     values: Vec<&'a str>,
 }
 
-impl Sweep {
+impl Variants {
     /// Reads the manifest with every combination of the values in `sets` (`KEY=VALUE,VALUE`). The error
     /// lists the mistakes of all variants. `folder` has the variants' folders; by default it is
     /// the manifest's own with `-sweep`.
-    pub fn read(manifest: &Path, sets: &[String], folder: Option<&Path>) -> Result<Sweep> {
-        let axes = axes(sets)?;
+    pub fn read(manifest: &Path, sets: &[String], folder: Option<&Path>) -> Result<Variants> {
+        let axes = parse_axes(sets)?;
         let fewest: Vec<String> = axes
             .iter()
             .map(|axis| format!("{}={}", axis.key, axis.values[0]))
@@ -70,23 +70,23 @@ impl Sweep {
             }
         };
         let mut problems = Problems::default();
-        let mut variants = Vec::new();
-        for values in combinations(&axes)? {
-            let name = name(&axes, &values);
+        let mut all = Vec::new();
+        for values in combine_values(&axes)? {
+            let name = name_variant(&axes, &values);
             let mut sets: Vec<String> = std::iter::zip(&axes, &values)
                 .map(|(axis, value)| format!("{}={value}", axis.key))
                 .collect();
             let own = serde_json::to_string(&folder.join(&name)).context("a path as text")?;
             sets.push(format!("log.folder={own}"));
             let loaded = problems.collect(manifest::load(manifest, &sets))?;
-            variants.extend(loaded.map(|loaded| Variant { name, sets, loaded }));
+            all.extend(loaded.map(|loaded| Variant { name, sets, loaded }));
         }
-        Ok(problems.or(Sweep { folder, variants, manifest: manifest.to_path_buf() })?)
+        Ok(problems.or(Variants { folder, all, manifest: manifest.to_path_buf() })?)
     }
 
     /// Commands that run the variants.
     pub fn tasks(&self) -> Vec<Task> {
-        self.variants
+        self.all
             .iter()
             .map(|variant| {
                 let mut words = vec!["run".into(), self.manifest.clone().into_os_string()];
@@ -109,7 +109,7 @@ impl Sweep {
 
     /// Whether the run of a task is complete.
     pub fn is_complete(&self, task: &Task) -> bool {
-        self.variants
+        self.all
             .iter()
             .any(|variant| variant.name == task.name && variant.is_complete())
     }
@@ -117,7 +117,7 @@ impl Sweep {
     /// Environment of each of `parallel` variants that run at the same time: its own GPUs, if this
     /// machine has any and the manifest uses them.
     pub fn environments(&self, parallel: usize) -> Result<Vec<Vec<(String, String)>>, Problems> {
-        let manifests = || self.variants.iter().map(|variant| &variant.loaded.manifest);
+        let manifests = || self.all.iter().map(|variant| &variant.loaded.manifest);
         let on_gpus = manifests().any(|m| m.train.device != DeviceChoice::Cpu);
         let count = if on_gpus && parallel > 1 { Gpu::count() } else { 0 };
         if count == 0 {
@@ -151,7 +151,7 @@ impl Sweep {
     /// Folders of the variants that have made a step.
     pub fn started(&self) -> Vec<PathBuf> {
         let folders = self
-            .variants
+            .all
             .iter()
             .map(|variant| variant.folder().to_path_buf());
         folders
@@ -161,7 +161,7 @@ impl Sweep {
 }
 
 /// The settings of `--set`, each with its values.
-fn axes(sets: &[String]) -> Result<Vec<Axis<'_>>, Problems> {
+fn parse_axes(sets: &[String]) -> Result<Vec<Axis<'_>>, Problems> {
     let mut problems = Problems::default();
     let mut axes: Vec<Axis> = Vec::new();
     for set in sets {
@@ -175,7 +175,7 @@ fn axes(sets: &[String]) -> Result<Vec<Axis<'_>>, Problems> {
             continue;
         };
         let key = key.trim();
-        let values = split(values);
+        let values = split_values(values);
         if axes.iter().any(|axis| axis.key == key) {
             problems.add(place, format!("{key} is given twice"), "write its values in one --set");
         } else if key == "log.folder" {
@@ -202,7 +202,7 @@ fn count(values: &[&str], value: &str) -> usize {
 }
 
 /// Splits at commas outside brackets, braces and quotes.
-fn split(values: &str) -> Vec<&str> {
+fn split_values(values: &str) -> Vec<&str> {
     let mut parts = Vec::new();
     let mut begin = 0;
     let mut depth = 0;
@@ -226,7 +226,7 @@ fn split(values: &str) -> Vec<&str> {
 }
 
 /// Every combination of the values; the last setting varies first.
-fn combinations<'a>(axes: &[Axis<'a>]) -> Result<Vec<Vec<&'a str>>, Problems> {
+fn combine_values<'a>(axes: &[Axis<'a>]) -> Result<Vec<Vec<&'a str>>, Problems> {
     let number = axes
         .iter()
         .try_fold(1usize, |n, axis| n.checked_mul(axis.values.len()));
@@ -253,7 +253,7 @@ fn combinations<'a>(axes: &[Axis<'a>]) -> Result<Vec<Vec<&'a str>>, Problems> {
 }
 
 /// Name of a combination: the values of the settings that have several.
-fn name(axes: &[Axis], values: &[&str]) -> String {
+fn name_variant(axes: &[Axis], values: &[&str]) -> String {
     let varied = std::iter::zip(axes, values).filter(|(axis, _)| axis.values.len() > 1);
     let parts: Vec<String> = varied
         .map(|(axis, value)| format!("{}={value}", axis.key))
@@ -278,28 +278,32 @@ mod tests {
 
     #[test]
     fn commas_in_brackets_and_quotes_belong_to_a_value() {
-        assert_eq!(split("1e-4, 3e-4"), ["1e-4", "3e-4"]);
-        assert_eq!(split("[a, b],{x: 1, y: 2}"), ["[a, b]", "{x: 1, y: 2}"]);
-        assert_eq!(split("\"95,5,0\",'90,10,0'"), ["\"95,5,0\"", "'90,10,0'"]);
+        assert_eq!(split_values("1e-4, 3e-4"), ["1e-4", "3e-4"]);
+        assert_eq!(split_values("[a, b],{x: 1, y: 2}"), ["[a, b]", "{x: 1, y: 2}"]);
+        assert_eq!(split_values("\"95,5,0\",'90,10,0'"), ["\"95,5,0\"", "'90,10,0'"]);
     }
 
     #[test]
     fn every_combination_has_its_own_name() {
         let sets = ["a=1,2", "b=7", "c=[x],[y],{z: 1}"].map(str::to_string);
-        let axes = axes(&sets).unwrap();
-        let all = combinations(&axes).unwrap();
-        let names: std::collections::BTreeSet<_> = all.iter().map(|v| name(&axes, v)).collect();
+        let axes = parse_axes(&sets).unwrap();
+        let all = combine_values(&axes).unwrap();
+        let names: std::collections::BTreeSet<_> =
+            all.iter().map(|v| name_variant(&axes, v)).collect();
         assert_eq!((all.len(), names.len()), (6, 6));
         assert_eq!(all[1], ["1", "7", "[y]"]);
-        let axes = super::axes(&sets[..2]).unwrap();
-        assert_eq!(name(&axes, &["2", "7"]), "a=2");
+        let axes = parse_axes(&sets[..2]).unwrap();
+        assert_eq!(name_variant(&axes, &["2", "7"]), "a=2");
     }
 
     #[test]
     fn mistakes_in_values_are_named() {
         let wrong = |sets: &[&str]| {
             let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
-            axes(&sets).map(|axes| axes.len()).unwrap_err().to_string()
+            parse_axes(&sets)
+                .map(|axes| axes.len())
+                .unwrap_err()
+                .to_string()
         };
         assert!(wrong(&["a=1"]).contains("no setting has several values"));
         assert!(wrong(&["a=1,1"]).contains("the value 1 twice"));

@@ -1,46 +1,57 @@
-//! Diagnosis of a failed run from the dump of its ranks.
+//! `gptrain diagnose`: names the rank that stopped a failed run, from the dumps of its ranks.
 
 use anyhow::Context;
-use base::Seconds;
 use base::input::is_there;
+use base::{Seconds, number};
 use comm::{Dump, End, Event, LogLine, RankReport};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Prints the diagnosis of a failed run or of one of its dumps, and the last messages and operations
-/// of some ranks.
-pub fn diagnose(folder: &Path, ranks: &[usize]) -> anyhow::Result<()> {
-    let dump = Dump::read(&dump_folder(folder)?)?;
-    let found = dump.diagnose();
-    match (&dump.line, &found) {
-        (Some(line), _) => base::say!("{line}"),
-        (None, Some(line)) => {
-            base::say!("there is no verdict file; the ranks' reports say: {line}")
+#[derive(clap::Args)]
+pub struct Diagnose {
+    /// Folder of a failed run, or of one of its dumps: verdict.json, rank-00000.json …
+    folder: PathBuf,
+    /// Also show the last messages and operations of these ranks
+    #[arg(long, value_name = "RANK", value_parser = number::whole::<usize>)]
+    rank: Vec<usize>,
+}
+
+impl Diagnose {
+    /// Prints the diagnosis of a failed run or of one of its dumps, and the last messages and operations
+    /// of some ranks.
+    pub fn run(self) -> anyhow::Result<()> {
+        let dump = Dump::read(&dump_folder(&self.folder)?)?;
+        let found = dump.diagnose();
+        match (&dump.line, &found) {
+            (Some(line), _) => base::say!("{line}"),
+            (None, Some(line)) => {
+                base::say!("no verdict can be read; the ranks' reports say: {line}")
+            }
+            (None, None) => base::say!("no verdict can be read, and no rank waits for another"),
         }
-        (None, None) => base::say!("there is no verdict file, and no rank waits for another"),
-    }
-    if let (Some(line), Some(found)) = (&dump.line, &found)
-        && line != found
-    {
-        base::say!("the ranks' reports, written a moment later, say: {found}");
-    }
-    for damaged in &dump.damaged {
-        base::say!("unreadable: {damaged}");
-    }
-    base::say!("");
-    for report in &dump.ranks {
-        base::say!("{}", summary(report));
-    }
-    for report in ranks.iter().filter_map(|rank| dump.ranks.get(*rank)) {
-        base::say!("\n{}", report.name());
-        for line in &report.log {
-            base::say!("{}", logged(line));
+        if let (Some(line), Some(found)) = (&dump.line, &found)
+            && line != found
+        {
+            base::say!("the ranks' reports, written a moment later, say: {found}");
         }
-        for event in &report.events {
-            base::say!("{}", detail(event));
+        for damaged in &dump.damaged {
+            base::say!("unreadable: {damaged}");
         }
+        base::say!("");
+        for report in &dump.ranks {
+            base::say!("{}", summarize(report));
+        }
+        for report in self.rank.iter().filter_map(|rank| dump.ranks.get(*rank)) {
+            base::say!("\n{}", report.name());
+            for line in &report.log {
+                base::say!("{}", format_message(line));
+            }
+            for event in &report.events {
+                base::say!("{}", format_operation(event));
+            }
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Dump folder: `folder` itself, or the newest dump of a run's folder. Prints the older ones.
@@ -61,14 +72,14 @@ fn dump_folder(folder: &Path) -> anyhow::Result<PathBuf> {
     let Some((_, newest)) = found.pop() else { return Ok(dumps) };
     base::say!("{}", newest.display());
     for (_, older) in found.iter().rev() {
-        base::say!("there is also {}", older.display());
+        base::say!("older dump: {}", older.display());
     }
     base::say!("");
     Ok(newest)
 }
 
 /// State of one rank, in one line.
-fn summary(report: &RankReport) -> String {
+fn summarize(report: &RankReport) -> String {
     let name = report.name();
     if report.events.is_empty() && report.groups.is_empty() && report.now < 1e-3 {
         return format!("{name}: wrote no report");
@@ -100,14 +111,14 @@ fn waiting(report: &RankReport, event: &Event) -> String {
 }
 
 /// Log message: `12.345678 s  WARN in step 7: a newer checkpoint is now called …`.
-fn logged(line: &LogLine) -> String {
+fn format_message(line: &LogLine) -> String {
     let LogLine { at, level, step, text } = line;
     let step = step.map_or(String::new(), |step| format!(" in step {step}"));
     format!("{at:14.6} s  {level}{step}: {text}")
 }
 
 /// Operation: `12.345678 s  all_reduce #7 of dp  4,000 bytes f32  3 ms`.
-fn detail(event: &Event) -> String {
+fn format_operation(event: &Event) -> String {
     let Event { op, sequence, group, dtype, bytes, .. } = event;
     let took = match (event.started, event.finished) {
         (Some(started), Some(finished)) => Seconds(finished - started).to_string(),

@@ -1,36 +1,96 @@
-//! Removes old checkpoints of a run, also of one that is training.
+//! `gptrain prune`: removes old checkpoints of a run, also of one that is training.
 
+use crate::options::Json;
 use anyhow::{Context, Result};
-use base::{Bytes, Problems, input};
+use base::{Bytes, Count, Problems, input, number};
 use checkpoint::disk::Disk;
 use checkpoint::place::Place;
 use checkpoint::{self, CheckpointFolder, Keep};
+use serde_json::json;
 use std::collections::BTreeSet;
 use std::fs;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+
+/// Remove old checkpoints of a run
+///
+/// Keeps the newest ones and those of every N-th step. The run may be training: what it is writing, and
+/// what is not yet copied to checkpoint.also, is kept.
+#[derive(clap::Args)]
+pub struct Prune {
+    /// Folder of the run
+    run: PathBuf,
+    /// Keep the checkpoints whose step is a multiple of this
+    #[arg(long, value_name = "STEPS", required_unless_present = "keep_last")]
+    #[arg(value_parser = number::whole_in(1..=u64::MAX))]
+    keep_every: Option<u64>,
+    /// Keep this many of the newest checkpoints [default: 1]
+    #[arg(long, value_name = "K", value_parser = number::count)]
+    keep_last: Option<NonZeroUsize>,
+    /// Only list what would be removed
+    #[arg(long)]
+    dry: bool,
+    #[command(flatten)]
+    json: Json,
+}
+
+impl Prune {
+    pub fn run(self) -> Result<()> {
+        let keep = Keep {
+            last: Some(self.keep_last.map_or(1, usize::from)),
+            every: self.keep_every,
+            read: None,
+        };
+        let pruning = Pruning::find(&self.run, keep)?;
+        if !self.dry {
+            pruning.remove()?;
+        }
+        let object = json!({
+            "removed": pruning.outdated, "bytes": pruning.bytes().0, "kept": pruning.kept,
+            "not_copied": pruning.uncopied, "dry": self.dry,
+        });
+        self.json.say(
+            || {
+                for one in &pruning.outdated {
+                    base::say!("{}: {}", one.folder.display(), Bytes(one.bytes));
+                }
+                for step in &pruning.uncopied {
+                    base::say!("{} is kept: it is not copied yet", checkpoint::name(*step));
+                }
+                let removed = if self.dry { "would remove" } else { "removed" };
+                let checkpoints = Count(pruning.outdated.len() as u64).with_noun("checkpoint");
+                let bytes = pruning.bytes();
+                let kept = Count(pruning.kept as u64);
+                base::say!("{removed} {checkpoints}, {bytes}; {kept} kept");
+            },
+            object,
+        );
+        Ok(())
+    }
+}
 
 /// Checkpoint that can be removed.
 #[derive(Clone, Debug, serde::Serialize)]
-pub struct Outdated {
-    pub step: u64,
-    pub folder: PathBuf,
-    pub bytes: u64,
+struct Outdated {
+    step: u64,
+    folder: PathBuf,
+    bytes: u64,
 }
 
 /// Checkpoints of a run, divided by a rule.
-pub struct Pruning {
+struct Pruning {
     checkpoints: PathBuf,
-    pub outdated: Vec<Outdated>,
-    pub kept: usize,
+    outdated: Vec<Outdated>,
+    kept: usize,
     /// Kept because no copy of them or of later ones is complete in the run's other place
     /// (`checkpoint.also`).
-    pub uncopied: Vec<u64>,
+    uncopied: Vec<u64>,
 }
 
 impl Pruning {
     /// Finds what need not be kept: neither the newest ones nor multiples of `keep.every`. Checkpoints that
     /// are being written are not among them, and those whose copy is not complete are kept.
-    pub fn find(run: &Path, keep: Keep) -> Result<Pruning> {
+    fn find(run: &Path, keep: Keep) -> Result<Pruning> {
         let checkpoints = run.join("checkpoints");
         let published = checkpoint::published(&checkpoints)?;
         if published.is_empty() {
@@ -44,7 +104,7 @@ impl Pruning {
         }
         let steps: Vec<u64> = published.iter().map(|found| found.step).collect();
         let old: BTreeSet<u64> = checkpoint::outdated(&steps, keep).into_iter().collect();
-        let newest_copy = if old.is_empty() { None } else { newest_copy(run)? };
+        let newest_copy = if old.is_empty() { None } else { find_newest_copy(run)? };
         let is_copied = |step: &u64| newest_copy.is_some_and(|newest| *step <= newest);
         let uncopied = old
             .iter()
@@ -54,7 +114,7 @@ impl Pruning {
         let mut outdated = Vec::new();
         for CheckpointFolder { step, folder } in published {
             if old.contains(&step) && is_copied(&step) {
-                let bytes = bytes(&folder)?;
+                let bytes = count_bytes(&folder)?;
                 outdated.push(Outdated { step, folder, bytes });
             }
         }
@@ -62,12 +122,12 @@ impl Pruning {
         Ok(Pruning { checkpoints, outdated, kept, uncopied })
     }
 
-    pub fn bytes(&self) -> Bytes {
+    fn bytes(&self) -> Bytes {
         Bytes(self.outdated.iter().map(|one| one.bytes).sum())
     }
 
     /// Removes them, the oldest first.
-    pub fn remove(&self) -> Result<()> {
+    fn remove(&self) -> Result<()> {
         let disk = Disk::default();
         for one in &self.outdated {
             // The run's own keep_last may have removed it meanwhile.
@@ -82,7 +142,7 @@ impl Pruning {
 
 /// Step of the newest complete copy in the run's other place: later checkpoints may still be copied,
 /// earlier ones are not. The largest step if the run has no such place, None if nothing is copied.
-fn newest_copy(run: &Path) -> Result<Option<u64>> {
+fn find_newest_copy(run: &Path) -> Result<Option<u64>> {
     let path = run.join(manifest::IN_FOLDER);
     if !path.exists() {
         return Ok(Some(u64::MAX));
@@ -103,7 +163,7 @@ fn newest_copy(run: &Path) -> Result<Option<u64>> {
 }
 
 /// Bytes of a checkpoint's files.
-fn bytes(folder: &Path) -> Result<u64> {
+fn count_bytes(folder: &Path) -> Result<u64> {
     let failed = || format!("cannot list {}", folder.display());
     let mut bytes = 0;
     for entry in fs::read_dir(folder).with_context(failed)? {

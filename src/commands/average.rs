@@ -1,26 +1,74 @@
-//! Mean of several checkpoints' weights, as a new run: at the end of a decay it is often better than
+//! `gptrain average`: the mean of several checkpoints' weights, as a new run: at the end of a decay it is often better than
 //! each of them (Izmailov et al. 2018; Kaddour 2022).
 
 use crate::local_checkpoint::{LocalCheckpoint, stored_manifest};
+use crate::model_place::find_checkpoint;
 use crate::new_checkpoint::{WholeWeight, save_weights};
+use crate::options::{Json, Overwrite};
 use anyhow::Context;
-use base::Problems;
 use base::output::Existing;
 use base::progress::{Progress, Unit};
+use base::{Count, Problems};
 use checkpoint::atomic_folder::{self, FolderKind};
 use checkpoint::{self, Checkpoint, State, Tensor};
 use engine::{MASTER, ScaleState};
 use exchange::tokenizer;
 use manifest::{self, Loaded};
 use model::Param;
+use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
 use train::saving;
 
+#[derive(clap::Args)]
+pub struct Average {
+    /// Checkpoints, run folders (their newest checkpoint), or Hugging Face folders. The file `latest` that `checkpoints/*`
+    /// includes is skipped
+    #[arg(required = true, num_args = 2..)]
+    checkpoints: Vec<PathBuf>,
+    /// Folder of the new run
+    #[arg(short, long, value_name = "DIR")]
+    output: PathBuf,
+    #[command(flatten)]
+    overwrite: Overwrite,
+    #[command(flatten)]
+    json: Json,
+}
+
+impl Average {
+    pub fn run(self) -> anyhow::Result<()> {
+        let mut found = Vec::new();
+        for path in &self.checkpoints {
+            // `checkpoints/*` also names the file that says which one is the newest.
+            if !(path.ends_with(checkpoint::LATEST) && path.is_file()) {
+                found.push(find_checkpoint(path)?);
+            }
+        }
+        if found.len() < 2 {
+            return Err(Problems::one(
+                "CHECKPOINTS",
+                Count(found.len() as u64).with_noun("checkpoint"),
+                "name at least two",
+            )
+            .into());
+        }
+        let written = write_mean(&found, &self.output, self.overwrite.existing())?;
+        let names: Vec<String> = found.iter().map(LocalCheckpoint::name).collect();
+        self.json.say(
+            || {
+                base::say!("wrote {}: the mean of {} checkpoints", written.display(), found.len());
+                base::say!("next: `gptrain run {}` continues from it", self.output.display());
+            },
+            json!({ "checkpoint": written, "mean_of": names }),
+        );
+        Ok(())
+    }
+}
+
 /// Writes the mean of the master weights of `from` as a checkpoint of a new run in `output`, beside
 /// that run's manifest. Step and place in the data are those of the last checkpoint. The optimizer's
 /// states are reset. The mean is computed in f64, in the given order.
-pub fn average(
+fn write_mean(
     from: &[LocalCheckpoint],
     output: &Path,
     existing: Existing,
@@ -31,10 +79,10 @@ pub fn average(
         .map(|local| Checkpoint::open(&local.folder))
         .collect::<Result<Vec<_>, _>>()?;
     let last = checkpoints.last().context("no checkpoint was given")?;
-    same_shapes(&checkpoints)?;
+    check_same_shapes(&checkpoints)?;
     let run =
         std::path::absolute(output).with_context(|| format!("cannot find {}", output.display()))?;
-    let loaded = run_manifest(last, &run)?;
+    let loaded = load_run_manifest(last, &run)?;
     let numbers: usize = last.index.tensors.iter().map(Tensor::numel).sum();
     let progress = Progress::new("averaging", numbers as u64, Unit::Items("numbers"));
     let step = last.index.progress.step;
@@ -70,7 +118,7 @@ pub fn average(
                 progress.add(tensor.numel() as u64);
                 Ok(WholeWeight {
                     shape: tensor.shape.clone(),
-                    values: mean(&checkpoints, &tensor.name)?,
+                    values: average_values(&checkpoints, &tensor.name)?,
                 })
             },
         )
@@ -81,7 +129,7 @@ pub fn average(
 
 /// Manifest of the last checkpoint, for a run in `output`. That in the run's folder, if it means the
 /// same: in it, the end of the decay follows from the length.
-fn run_manifest(last: &Checkpoint, output: &Path) -> anyhow::Result<Loaded> {
+fn load_run_manifest(last: &Checkpoint, output: &Path) -> anyhow::Result<Loaded> {
     let sets = [format!("log.folder={}", serde_json::to_string(output)?)];
     let stored = stored_manifest(&last.index.manifest, &sets)?;
     let run = last.folder.parent().and_then(Path::parent);
@@ -96,7 +144,7 @@ fn run_manifest(last: &Checkpoint, output: &Path) -> anyhow::Result<Loaded> {
 }
 
 /// Fails unless every checkpoint has the tensors of the last one.
-fn same_shapes(checkpoints: &[Checkpoint]) -> Result<(), Problems> {
+fn check_same_shapes(checkpoints: &[Checkpoint]) -> Result<(), Problems> {
     let (Some(last), mut problems) = (checkpoints.last(), Problems::default()) else {
         return Ok(());
     };
@@ -133,7 +181,7 @@ fn same_shapes(checkpoints: &[Checkpoint]) -> Result<(), Problems> {
     problems.or(())
 }
 
-fn mean(checkpoints: &[Checkpoint], name: &str) -> anyhow::Result<Vec<f32>> {
+fn average_values(checkpoints: &[Checkpoint], name: &str) -> anyhow::Result<Vec<f32>> {
     let mut sums: Vec<f64> = Vec::new();
     for checkpoint in checkpoints {
         let tensor = checkpoint.index.tensor(name).context("it was there")?;
