@@ -159,7 +159,10 @@ fn folders_of_torchtitan_that_are_not_whole() {
         (remove("__1_0.distcp"), &["__1_0.distcp is missing", "copy the folder of the step whole"]),
         (cut("__0_0.distcp", 100_000), &["__0_0.distcp", "cut short"]),
         (cut(".metadata", 20_000), &[".metadata", "cut short"]),
-        (replace(".metadata", b"ffn_norm", b"mlp_norm"), &["layers.0.mlp_norm.weight"]),
+        (
+            replace(".metadata", b"layers.0.ffn_norm", b"layers.0.mlp_norm"),
+            &["has no layers.0.ffn_norm.weight", "layers.0.mlp_norm.weight is not in"],
+        ),
         (replace(".metadata", b"__1_0.distcp", b"../x.distcp/"), &["which is not a file's name"]),
         (flip("__0_0.distcp", 1), &["__0_0.distcp", CHECKSUM]),
     ]);

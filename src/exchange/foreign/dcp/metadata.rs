@@ -2,9 +2,9 @@
 //! files they are in. Each item is an archive of torch.save of its own.
 
 use super::super::super::torch::{IS_WHOLE, Tensor, TorchFile, Tree, Value, pickled};
-use super::super::compare::{Comparison, like};
+use super::super::compare::Comparison;
+use super::super::run::Put;
 use super::super::{COPY_AGAIN, incomplete};
-use crate::tensor_part::TensorPart;
 use anyhow::Context;
 use base::{Problems, input};
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,14 +30,6 @@ pub struct Metadata {
 pub struct Entry {
     pub shape: Vec<usize>,
     chunks: Vec<Chunk>,
-}
-
-/// A tensor that holds a parameter, or some of its rows.
-pub struct StoredPart {
-    pub name: String,
-    /// The parameter's layer, if the tensor has all layers on a leading axis.
-    pub layer: Option<usize>,
-    pub cut: TensorPart,
 }
 
 /// A rectangle of a tensor.
@@ -221,36 +213,16 @@ impl Metadata {
         }
     }
 
-    /// Compares a tensor of the model with its expected shape, whose source is `said`.
-    pub fn compare(&self, name: &str, expected: &[usize], said: &str, compared: &mut Comparison) {
+    /// Compares a tensor of the model with its expected shape.
+    pub fn compare(&self, name: &str, expected: &[usize], compared: &mut Comparison) {
         let entry = self.tensors.get(name);
         if !entry.is_some_and(|entry| entry.is_of(expected)) {
-            compared.shape(name, entry.map(|entry| &entry.shape[..]), expected, said);
+            compared.shape(name, entry.map(|entry| &entry.shape[..]), expected);
             return;
         }
-        compared.mark(name);
         if let Err(what) = self.tiles(name) {
             compared.add(format!("{name}: {what}"));
         }
-    }
-
-    /// Assembles a parameter of `shape` from its parts. `key` turns a part's name into that of the wanted
-    /// state.
-    pub fn assemble(
-        &self,
-        parts: &[StoredPart],
-        shape: &[usize],
-        key: impl Fn(&str) -> String,
-    ) -> anyhow::Result<Vec<f32>> {
-        let width = shape.get(1).copied().unwrap_or(1);
-        let mut ours = vec![0.0; shape.iter().product()];
-        for StoredPart { name, layer, cut } in parts {
-            let theirs = like(shape, cut.shape());
-            self.each_rectangle(&key(name), *layer, &theirs, |at, size, values: &[f32]| {
-                cut.put((at, size), values, &mut ours, width)
-            })?;
-        }
-        Ok(ours)
     }
 
     /// Calls `each` with the rectangles of a tensor of `shape`: first row and column, rows and columns,
@@ -261,7 +233,7 @@ impl Metadata {
         name: &str,
         layer: Option<usize>,
         shape: &[usize],
-        mut each: impl FnMut([usize; 2], [usize; 2], &[f32]),
+        each: &mut Put,
     ) -> anyhow::Result<()> {
         let entry = self.entry(name)?;
         let lead = usize::from(layer.is_some());
@@ -294,7 +266,7 @@ impl Metadata {
                     })?,
                     lead,
                     &values,
-                    &mut each,
+                    each,
                 );
             } else {
                 each(matrix(&chunk.offsets[lead..], 0), matrix(own, 1), &values);
@@ -402,13 +374,7 @@ impl Entry {
 
 impl Chunk {
     /// Calls `each` with the rectangles of a flat piece of a rank's share: rows, and parts of rows.
-    fn unfold(
-        &self,
-        share: &[usize],
-        lead: usize,
-        values: &[f32],
-        each: &mut impl FnMut([usize; 2], [usize; 2], &[f32]),
-    ) {
+    fn unfold(&self, share: &[usize], lead: usize, values: &[f32], each: &mut Put) {
         let counts = &self.offsets[lead..self.offsets.len() - 1];
         let corner: Vec<usize> = counts.iter().zip(share).map(|(n, size)| n * size).collect();
         let [top, left] = matrix(&corner, 0);
