@@ -2,7 +2,7 @@
 //! a GPU, a cluster nor minutes are run as they are printed, in their order.
 
 use crate::common::binary::{Done, Lab};
-use gptrain::cli;
+use gptrain::commands;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -106,12 +106,13 @@ fn every_command_of_the_docs_is_understood() {
     for block in blocks() {
         for words in block.lines.iter().flat_map(|line| calls(line)) {
             let shown = words.join(" ");
-            cli::understands(&words).unwrap_or_else(|why| panic!("{}: {shown}\n{why}", block.page));
+            commands::understands(&words)
+                .unwrap_or_else(|why| panic!("{}: {shown}\n{why}", block.page));
             understood += 1;
         }
     }
     assert!(understood > 50, "{understood}");
-    assert!(cli::understands(&["gptrain", "run", "m.yaml", "--sett", "a=1"]).is_err());
+    assert!(commands::understands(&["gptrain", "run", "m.yaml", "--sett", "a=1"]).is_err());
 }
 
 /// Blocks that are only understood: what they would need, or the test that does the same.

@@ -16,7 +16,7 @@ use super::super::run::{ForeignRun, Layout, ParamTable, PartReader, Put, Source,
 use super::super::{
     AdamState, Choices, Opened, RunDescription, incomplete, same_step, same_updates,
 };
-use super::files::{MODEL, OPTIM, RankFiles, rank_files};
+use super::files::{MODEL_STATES, OPTIM, RankFiles, rank_files};
 use super::optimizer::{loss_scale, partition, rate, updates};
 use super::{FlatGroup, RULE, deepspeed_version, find_in, groups, version_of};
 use base::Problems;
@@ -42,7 +42,7 @@ struct RankGroups {
 
 pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
     let dir = step_folder(from)?;
-    let models = rank_files(&dir, MODEL)?;
+    let models = rank_files(&dir, MODEL_STATES)?;
     let files = rank_files(&dir, OPTIM)?;
     let [tensor, data] = grid(&dir, [&models, &files])?;
     let main = TorchFile::open(&models[&(0, 0)])?;
@@ -95,7 +95,7 @@ fn grid(dir: &Path, both: [&RankFiles; 2]) -> anyhow::Result<[usize; 2]> {
     let tensor = 1 + all().map(|(tensor, _)| *tensor).max().unwrap_or(0);
     let data = 1 + all().map(|(_, data)| *data).max().unwrap_or(0);
     let most = all().count();
-    for (files, end) in both.iter().zip([MODEL, OPTIM]) {
+    for (files, end) in both.iter().zip([MODEL_STATES, OPTIM]) {
         // The first gap is within the number of files plus one, whatever rank a name claims.
         let ranks = (0..tensor)
             .flat_map(|t| (0..data).map(move |d| (t, d)))
