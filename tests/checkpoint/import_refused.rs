@@ -13,7 +13,7 @@ fn folders_of_zero1_that_are_not_whole() {
     const OPTIM: &str = "bf16_zero_pp_rank_1_mp_rank_02_optim_states.pt";
     const MODEL: &str = "mp_rank_01_model_states.pt";
     let latest = edit("../latest", |bytes| *bytes = b"global_step7".to_vec());
-    BLOOM.refuses(&[
+    let refusals = BLOOM.refuses(&[
         (remove(OPTIM), &[OPTIM, "is missing"]),
         (remove(MODEL), &["mp_rank_01_model_states.pt is missing"]),
         (cut(OPTIM, 9000), &[OPTIM, "cut short"]),
@@ -21,6 +21,9 @@ fn folders_of_zero1_that_are_not_whole() {
         (latest, &["latest"]),
         (remove(""), &["there is no such folder"]),
     ]);
+    for done in refusals {
+        assert!(done.err.lines().count() <= 2, "{}", done.err);
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod groups;
 pub mod metadata;
 mod names;
 mod olmo;
+mod rectangles;
 mod titan;
 
 use super::compare::Comparison;
@@ -17,9 +18,10 @@ use super::{AdamState, Choices, RunDescription};
 use crate::tensor_part::{Fused, Pairs, param_key};
 use base::Problems;
 use groups::{AdamWNumbers, NumberGroups};
-use metadata::{Entry, Metadata};
+use metadata::Metadata;
 use model::{Param, Weight};
 use names::{Names, OLMO, TITAN};
+use rectangles::Entry;
 use std::collections::BTreeSet;
 use std::path::Path;
 
