@@ -84,7 +84,7 @@ pub struct Folder {
     pub original: &'static Original,
     /// Archive that has it.
     pub archive: &'static str,
-    /// What is imported, and the step's folder in it.
+    /// Folder that is imported, and the step's folder in it.
     pub from: &'static str,
     pub step: &'static str,
     /// Settings that its files do not have.

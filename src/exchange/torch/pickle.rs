@@ -427,7 +427,7 @@ mod tests {
         }
     }
 
-    /// What a pickle without protocol and end holds, or the error's first line.
+    /// Contents of a pickle without protocol and end, or the first line of the error.
     fn read(body: &[u8]) -> String {
         match parse(&[b"\x80\x02", body, b"."].concat(), "FILE") {
             Ok(tree) => show(&tree.root()),

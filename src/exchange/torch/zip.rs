@@ -367,12 +367,8 @@ mod tests {
             let size = bytes.len() as u64;
             let crc = if checksums { crc32fast::hash(bytes) } else { 0 };
             let short = if large { u32::MAX } else { size as u32 };
-            let extra: Vec<u8> = match large {
-                true => {
-                    [&[1, 0, 24, 0][..], &[size, size, at].map(u64::to_le_bytes).concat()].concat()
-                }
-                false => Vec::new(),
-            };
+            let wide = [&[1, 0, 24, 0][..], &[size, size, at].map(u64::to_le_bytes).concat()];
+            let extra = if large { wide.concat() } else { Vec::new() };
             let common = [
                 &[0; 8][..], // flags, method, time, date
                 &crc.to_le_bytes(),
