@@ -1,5 +1,5 @@
-//! What an import decides and prints: settings, rows that pad, copies that differ, counts of updates, states
-//! that are left.
+//! Decisions of an import, and its output: settings, rows that pad, copies that differ, counts of updates,
+//! states that are left.
 
 use crate::common::binary::Done;
 use crate::common::saved::Saved;

@@ -13,7 +13,7 @@ fn folders_of_zero1_that_are_not_whole() {
     const OPTIM: &str = "bf16_zero_pp_rank_1_mp_rank_02_optim_states.pt";
     const MODEL: &str = "mp_rank_01_model_states.pt";
     let latest = edit("../latest", |bytes| *bytes = b"global_step7".to_vec());
-    BLOOM.refuses(&[
+    let refusals = BLOOM.refuses(&[
         (remove(OPTIM), &[OPTIM, "is missing"]),
         (remove(MODEL), &["mp_rank_01_model_states.pt is missing"]),
         (cut(OPTIM, 9000), &[OPTIM, "cut short"]),
@@ -21,6 +21,9 @@ fn folders_of_zero1_that_are_not_whole() {
         (latest, &["latest"]),
         (remove(""), &["there is no such folder"]),
     ]);
+    for done in refusals {
+        assert!(done.err.lines().count() <= 2, "{}", done.err);
+    }
 }
 
 #[test]
@@ -159,7 +162,10 @@ fn folders_of_torchtitan_that_are_not_whole() {
         (remove("__1_0.distcp"), &["__1_0.distcp is missing", "copy the folder of the step whole"]),
         (cut("__0_0.distcp", 100_000), &["__0_0.distcp", "cut short"]),
         (cut(".metadata", 20_000), &[".metadata", "cut short"]),
-        (replace(".metadata", b"ffn_norm", b"mlp_norm"), &["layers.0.mlp_norm.weight"]),
+        (
+            replace(".metadata", b"layers.0.ffn_norm", b"layers.0.mlp_norm"),
+            &["has no layers.0.ffn_norm.weight", "layers.0.mlp_norm.weight is not in"],
+        ),
         (replace(".metadata", b"__1_0.distcp", b"../x.distcp/"), &["which is not a file's name"]),
         (flip("__0_0.distcp", 1), &["__0_0.distcp", CHECKSUM]),
     ]);

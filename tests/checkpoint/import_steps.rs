@@ -84,7 +84,7 @@ pub struct Folder {
     pub original: &'static Original,
     /// Archive that has it.
     pub archive: &'static str,
-    /// What is imported, and the step's folder in it.
+    /// Folder that is imported, and the step's folder in it.
     pub from: &'static str,
     pub step: &'static str,
     /// Settings that its files do not have.
@@ -275,23 +275,28 @@ impl Folder {
     }
 
     /// Imports the folder after each change, which is refused with these words, and leaves nothing.
-    pub fn refuses(&self, cases: &[(Change, &[&str])]) {
+    pub fn refuses(&self, cases: &[(Change, &[&str])]) -> Vec<Done> {
+        let mut refusals = Vec::new();
         for (number, (change, words)) in cases.iter().enumerate() {
             println!("case {number}");
             let lab = self.lab();
             change(&self.step_in(&lab));
-            self.refused(&lab, words);
+            refusals.push(self.refused(&lab, words));
         }
+        refusals
     }
 
     /// An import that is refused with these words, and leaves nothing.
-    pub fn refused(&self, lab: &Lab, words: &[&str]) {
-        self.import(lab, &[]).expect(2, words);
+    pub fn refused(&self, lab: &Lab, words: &[&str]) -> Done {
+        let done = self.import(lab, &[]);
+        done.expect(2, words);
         let runs: Vec<_> = fs::read_dir(lab.path("runs")).unwrap().collect();
         assert_eq!(runs.len(), 1, "nothing is left beside the original run");
+        done
     }
 
-    /// Opens the folder with each of many changes to a file: it is read or refused, never with a panic.
+    /// Opens the folder with each of many changes to a file: some are read, others refused, never with a
+    /// panic.
     pub fn survives(&self, file: &str, format: Format, cases: u64, mutate: fn(&mut [u8], u64)) {
         let lab = self.lab();
         let path = self.step_in(&lab).join(file);
@@ -313,7 +318,9 @@ impl Folder {
                 }
             }
         }
-        assert!(opened > 0 && refused > 5, "{opened} opened, {refused} refused");
+        // Most bytes of torch_dist's tables are names and places.
+        let least = if format == Format::MegatronDist { 0 } else { 5 };
+        assert!(opened > least && refused > 5, "{opened} opened, {refused} refused");
     }
 }
 

@@ -2,9 +2,10 @@
 //! files they are in. Each item is an archive of torch.save of its own.
 
 use super::super::super::torch::{IS_WHOLE, Tensor, TorchFile, Tree, Value, pickled};
-use super::super::compare::{Comparison, like};
+use super::super::compare::Comparison;
+use super::super::run::Put;
 use super::super::{COPY_AGAIN, incomplete};
-use crate::tensor_part::TensorPart;
+use super::rectangles::{Chunk, Entry, Item, matrix, volume};
 use anyhow::Context;
 use base::{Problems, input};
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,8 +15,6 @@ use std::sync::Arc;
 
 /// The largest table that is read.
 const MAX_BYTES: u64 = 256 << 20;
-/// Rectangles of a tensor that are compared pair by pair, at most.
-const MAX_PAIRED: usize = 1 << 13;
 
 /// A checkpoint's tensors and objects by their names.
 pub struct Metadata {
@@ -24,35 +23,6 @@ pub struct Metadata {
     objects: BTreeMap<String, Item>,
     /// Files that items are in, with the bytes that each must have.
     files: BTreeMap<String, u64>,
-}
-
-/// A tensor of the whole model.
-pub struct Entry {
-    pub shape: Vec<usize>,
-    chunks: Vec<Chunk>,
-}
-
-/// A tensor that holds a parameter, or some of its rows.
-pub struct StoredPart {
-    pub name: String,
-    /// The parameter's layer, if the tensor has all layers on a leading axis.
-    pub layer: Option<usize>,
-    pub cut: TensorPart,
-}
-
-/// A rectangle of a tensor.
-struct Chunk {
-    offsets: Vec<usize>,
-    sizes: Vec<usize>,
-    item: Item,
-}
-
-/// Bytes of a file.
-#[derive(Clone)]
-struct Item {
-    file: String,
-    at: u64,
-    len: u64,
 }
 
 /// Items by name and, of tensors, the first element of the rectangle.
@@ -188,69 +158,16 @@ impl Metadata {
             .max(1)
     }
 
-    /// Checks that the rectangles of a tensor cover it exactly once.
-    fn tiles(&self, name: &str) -> Result<(), String> {
-        let entry = &self.tensors[name];
-        let mut covered = 0usize;
-        for chunk in &entry.chunks {
-            let inside = chunk.offsets.len() == entry.shape.len()
-                && chunk.sizes.len() == entry.shape.len()
-                && chunk
-                    .ends()
-                    .zip(&entry.shape)
-                    .all(|(end, size)| end <= *size);
-            if !inside {
-                return Err(format!(
-                    "the part {:?} at {:?} is outside of {:?}",
-                    chunk.sizes, chunk.offsets, entry.shape
-                ));
+    /// Compares a tensor of the model with its expected shape.
+    pub fn compare(&self, name: &str, expected: &[usize], compared: &mut Comparison) {
+        match self.tensors.get(name) {
+            Some(entry) if entry.is_of(expected) => {
+                if let Err(what) = entry.check_tiles() {
+                    compared.add(format!("{name}: {what}"));
+                }
             }
-            covered = covered.saturating_add(volume(&chunk.sizes));
+            entry => compared.shape(name, entry.map(|entry| &entry.shape[..]), expected),
         }
-        let mut chunks: Vec<&Chunk> = entry
-            .chunks
-            .iter()
-            .filter(|chunk| volume(&chunk.sizes) > 0)
-            .collect();
-        if !is_grid(&mut chunks, 0) {
-            overlaps(&chunks)?;
-        }
-        match volume(&entry.shape) {
-            all if all == covered => Ok(()),
-            all => Err(format!("its parts have {covered} of {all} elements")),
-        }
-    }
-
-    /// Compares a tensor of the model with its expected shape, whose source is `said`.
-    pub fn compare(&self, name: &str, expected: &[usize], said: &str, compared: &mut Comparison) {
-        let entry = self.tensors.get(name);
-        if !entry.is_some_and(|entry| entry.is_of(expected)) {
-            compared.shape(name, entry.map(|entry| &entry.shape[..]), expected, said);
-            return;
-        }
-        compared.mark(name);
-        if let Err(what) = self.tiles(name) {
-            compared.add(format!("{name}: {what}"));
-        }
-    }
-
-    /// Assembles a parameter of `shape` from its parts. `key` turns a part's name into that of the wanted
-    /// state.
-    pub fn assemble(
-        &self,
-        parts: &[StoredPart],
-        shape: &[usize],
-        key: impl Fn(&str) -> String,
-    ) -> anyhow::Result<Vec<f32>> {
-        let width = shape.get(1).copied().unwrap_or(1);
-        let mut ours = vec![0.0; shape.iter().product()];
-        for StoredPart { name, layer, cut } in parts {
-            let theirs = like(shape, cut.shape());
-            self.each_rectangle(&key(name), *layer, &theirs, |at, size, values: &[f32]| {
-                cut.put((at, size), values, &mut ours, width)
-            })?;
-        }
-        Ok(ours)
     }
 
     /// Calls `each` with the rectangles of a tensor of `shape`: first row and column, rows and columns,
@@ -261,7 +178,7 @@ impl Metadata {
         name: &str,
         layer: Option<usize>,
         shape: &[usize],
-        mut each: impl FnMut([usize; 2], [usize; 2], &[f32]),
+        each: &mut Put,
     ) -> anyhow::Result<()> {
         let entry = self.entry(name)?;
         let lead = usize::from(layer.is_some());
@@ -294,7 +211,7 @@ impl Metadata {
                     })?,
                     lead,
                     &values,
-                    &mut each,
+                    each,
                 );
             } else {
                 each(matrix(&chunk.offsets[lead..], 0), matrix(own, 1), &values);
@@ -379,118 +296,6 @@ impl Metadata {
     }
 }
 
-impl Entry {
-    /// Whether it is a tensor of shape `whole`: in rectangles, or in flat pieces of ranks' shares.
-    pub fn is_of(&self, whole: &[usize]) -> bool {
-        self.shape == whole || self.share(whole, 0).is_some()
-    }
-
-    /// Shape of a rank's share of a tensor of shape `whole`, without its first `lead` axes, if the entry
-    /// has flat pieces of such shares: its axes count the shares, the last one a share's elements.
-    fn share(&self, whole: &[usize], lead: usize) -> Option<Vec<usize>> {
-        let (elements, counts) = self.shape.split_last()?;
-        let counts = counts
-            .get(lead..)
-            .filter(|counts| counts.len() == whole.len())?;
-        let share = |(size, count): (&usize, &usize)| {
-            (*count > 0 && size.is_multiple_of(*count)).then(|| size / count)
-        };
-        let share: Vec<usize> = whole.iter().zip(counts).map(share).collect::<Option<_>>()?;
-        (volume(&share) == *elements).then_some(share)
-    }
-}
-
-impl Chunk {
-    /// Calls `each` with the rectangles of a flat piece of a rank's share: rows, and parts of rows.
-    fn unfold(
-        &self,
-        share: &[usize],
-        lead: usize,
-        values: &[f32],
-        each: &mut impl FnMut([usize; 2], [usize; 2], &[f32]),
-    ) {
-        let counts = &self.offsets[lead..self.offsets.len() - 1];
-        let corner: Vec<usize> = counts.iter().zip(share).map(|(n, size)| n * size).collect();
-        let [top, left] = matrix(&corner, 0);
-        let width = matrix(share, 1)[1].max(1);
-        let begin = self.offsets.last().copied().unwrap_or(0);
-        let mut done = 0;
-        while done < values.len() {
-            let row = (begin + done) / width;
-            let col = (begin + done) % width;
-            let rest = values.len() - done;
-            let size = match col {
-                0 if rest >= width => [rest / width, width],
-                _ => [1, rest.min(width - col)],
-            };
-            let count = size[0] * size[1];
-            each([top + row, left + col], size, &values[done..done + count]);
-            done += count;
-        }
-    }
-
-    fn ends(&self) -> impl Iterator<Item = usize> {
-        self.offsets
-            .iter()
-            .zip(&self.sizes)
-            .map(|(at, size)| at.saturating_add(*size))
-    }
-
-    fn overlaps(&self, other: &Chunk) -> bool {
-        let starts = self.offsets.iter().zip(&other.offsets);
-        let ends = self.ends().zip(other.ends());
-        starts
-            .zip(ends)
-            .all(|((a, b), (a_end, b_end))| *a < b_end && *b < a_end)
-    }
-}
-
-/// Whether rectangles are cut at the same places along each axis, and none is there twice: then none overlap.
-fn is_grid(chunks: &mut [&Chunk], axis: usize) -> bool {
-    let Some(first) = chunks.first() else { return true };
-    if axis == first.sizes.len() {
-        return chunks.len() == 1;
-    }
-    let range = |chunk: &Chunk| (chunk.offsets[axis], chunk.offsets[axis] + chunk.sizes[axis]);
-    chunks.sort_by_key(|chunk| range(chunk));
-    let mut end = 0;
-    chunks
-        .chunk_by_mut(|a, b| range(a) == range(b))
-        .all(|group| {
-            let (begin, last) = range(group[0]);
-            let apart = begin >= end;
-            end = last;
-            apart && is_grid(group, axis + 1)
-        })
-}
-
-/// An error if two rectangles overlap, or if there are too many to compare all pairs.
-fn overlaps(chunks: &[&Chunk]) -> Result<(), String> {
-    if chunks.len() > MAX_PAIRED {
-        return Err(format!("its {} parts are not a grid", chunks.len()));
-    }
-    for (i, chunk) in chunks.iter().enumerate() {
-        if let Some(other) = chunks[..i].iter().find(|other| chunk.overlaps(other)) {
-            let [a, b] = [&other.offsets, &chunk.offsets];
-            return Err(format!("its parts at {a:?} and {b:?} overlap"));
-        }
-    }
-    Ok(())
-}
-
-/// Rows and columns of offsets or sizes; `default` is the value of a missing axis.
-fn matrix(axes: &[usize], default: usize) -> [usize; 2] {
-    [0, 1].map(|axis| axes.get(axis).copied().unwrap_or(default))
-}
-
-/// Elements of a shape; `usize::MAX` if they overflow.
-fn volume(sizes: &[usize]) -> usize {
-    sizes
-        .iter()
-        .try_fold(1usize, |n, size| n.checked_mul(*size))
-        .unwrap_or(usize::MAX)
-}
-
 /// Whole numbers of a list, a tuple or a `torch.Size`.
 fn numbers(value: &Value) -> anyhow::Result<Vec<usize>> {
     value
@@ -504,49 +309,69 @@ fn numbers(value: &Value) -> anyhow::Result<Vec<usize>> {
 mod tests {
     use super::*;
 
-    fn tiles(shape: &[usize], parts: &[([usize; 2], [usize; 2])]) -> Result<(), String> {
-        let entry = Entry {
-            shape: shape.to_vec(),
-            chunks: parts
-                .iter()
-                .map(|(offsets, sizes)| {
-                    let item = Item { file: "__0_0.distcp".into(), at: 0, len: 0 };
-                    Chunk { offsets: offsets.to_vec(), sizes: sizes.to_vec(), item }
-                })
-                .collect(),
-        };
-        let tensors = BTreeMap::from([("w".to_string(), entry)]);
-        let (dir, objects, files) = Default::default();
-        Metadata { dir, tensors, objects, files }.tiles("w")
+    /// `tests/fixtures/torch/small.py` wrote it with PyTorch.
+    fn small() -> Metadata {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        Metadata::read(&root.join("../../tests/fixtures/torch/small")).unwrap()
     }
 
     #[test]
-    fn rectangles_that_overlap_leave_gaps_or_reach_beyond_are_found() {
-        let grid = [([0, 0], [2, 3]), ([2, 0], [2, 3]), ([0, 3], [2, 1]), ([2, 3], [2, 1])];
-        assert_eq!(tiles(&[4, 4], &grid), Ok(()));
-        assert!(tiles(&[4, 4], &grid[..3]).unwrap_err().contains("14 of 16"));
-        assert!(
-            tiles(&[3, 4], &grid)
-                .unwrap_err()
-                .contains("outside of [3, 4]")
-        );
-        // Around a square in the middle: not a grid.
-        let wheel = [
-            ([0, 0], [1, 2]),
-            ([0, 2], [2, 1]),
-            ([2, 1], [1, 2]),
-            ([1, 0], [2, 1]),
-            ([1, 1], [1, 1]),
+    fn tensors_objects_and_numbers_of_pytorch_are_found() {
+        let meta = small();
+        let shapes: Vec<_> = meta
+            .tensors
+            .iter()
+            .map(|(name, entry)| (&name[..], &entry.shape))
+            .collect();
+        let expected: [(&str, &[usize]); 5] = [
+            ("half", &[3, 4]),
+            ("layers", &[2, 2, 3]),
+            ("matrix", &[3, 4]),
+            ("step", &[]),
+            ("vector", &[3]),
         ];
-        assert_eq!(tiles(&[3, 3], &wheel), Ok(()));
-        let twice = [([0, 0], [2, 2]), ([0, 0], [2, 2])];
-        assert!(tiles(&[2, 4], &twice).unwrap_err().contains("overlap"));
-        let shifted = [([0, 0], [2, 2]), ([1, 1], [2, 2])];
-        assert!(tiles(&[4, 2], &shifted).unwrap_err().contains("outside"));
+        assert_eq!(shapes.len(), expected.len());
+        for (found, expected) in shapes.into_iter().zip(expected) {
+            assert_eq!((found.0, &found.1[..]), expected);
+        }
+        assert_eq!(meta.writers(), 1);
+        // A tensor, Python's int and float.
+        assert_eq!(meta.count("step").unwrap(), Some(6));
+        assert_eq!(meta.count("count").unwrap(), Some(7));
+        assert_eq!(meta.number("rate").unwrap(), Some(0.125));
+        assert_eq!(meta.number("missing").unwrap(), None);
         assert!(
-            tiles(&[4, 4], &shifted)
+            meta.count("rate")
                 .unwrap_err()
-                .contains("[0, 0] and [1, 1] overlap")
+                .to_string()
+                .contains("rate is 0.125, which is not a count")
+        );
+        let text = meta.object("text").unwrap().unwrap();
+        assert_eq!(text.root().str().unwrap(), "naïve");
+    }
+
+    #[test]
+    fn rectangles_of_pytorch_are_read_and_those_of_one_layer() {
+        let meta = small();
+        let read = |name: &str, layer, shape: &[usize]| {
+            let mut found = Vec::new();
+            meta.each_rectangle(name, layer, shape, &mut |at, size, values| {
+                found.push((at, size, values.to_vec()));
+            })
+            .map(|()| found)
+        };
+        let count = |from: u8, to: u8| (from..to).map(f32::from).collect::<Vec<_>>();
+        assert_eq!(read("matrix", None, &[3, 4]).unwrap(), [([0, 0], [3, 4], count(0, 12))]);
+        let eighths = count(0, 12).iter().map(|value| value / 8.0).collect();
+        assert_eq!(read("half", None, &[3, 4]).unwrap(), [([0, 0], [3, 4], eighths)]);
+        assert_eq!(read("vector", None, &[3]).unwrap(), [([0, 0], [3, 1], vec![1.0, -2.0, 0.5])]);
+        assert_eq!(read("layers", Some(1), &[2, 3]).unwrap(), [([0, 0], [2, 3], count(6, 12))]);
+        assert_eq!(read("layers", Some(2), &[2, 3]).unwrap(), []);
+        assert!(
+            read("missing", None, &[1])
+                .unwrap_err()
+                .to_string()
+                .contains("has no missing")
         );
     }
 }

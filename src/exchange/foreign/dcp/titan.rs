@@ -3,7 +3,7 @@
 
 use super::super::Choices;
 use super::super::settings::{Wanted, asked};
-use super::DcpRun;
+use super::DcpFolder;
 use base::Problems;
 use std::path::Path;
 
@@ -24,7 +24,7 @@ pub const WANTED: &[Wanted] = &[
 ];
 
 /// Step, settings and notes.
-pub fn describe(folder: &mut DcpRun, _: &Path, choices: &Choices) -> anyhow::Result<()> {
+pub fn describe(folder: &mut DcpFolder, _: &Path, choices: &Choices) -> anyhow::Result<()> {
     let step = folder.meta.count("train_state.step")?;
     let Some(step) = step else {
         return Err(Problems::one(
