@@ -3,7 +3,7 @@
 use base::Problems;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use manifest::Suggestion;
-use manifest::other_trainers::Meaning;
+use manifest::dialects::Meaning;
 
 /// Message for an unknown option of a command with `--set`, if a setting, or another trainer's name of
 /// one, has its name. `words` are the command line without the program's name.
@@ -33,7 +33,7 @@ pub fn explain(error: &clap::Error, root: &clap::Command, words: &[String]) -> O
                 let note = if row.unit.is_empty() { "" } else { "; its value is " };
                 format!("{}{note}{}", setting(key, value(name, words)), row.unit)
             }
-            Meaning::Unneeded(why) | Meaning::Lacking(why) | Meaning::OtherModel(why) => {
+            Meaning::Unneeded(why) | Meaning::Lacking(why) | Meaning::Only { why, .. } => {
                 format!("leave it out: {why}")
             }
         },

@@ -11,7 +11,7 @@ mod titan;
 
 use super::compare::{Comparison, like};
 use super::detect::{Format, OLMO_MODEL, step_folder};
-use super::settings::number;
+use super::settings::{number, wanted};
 use super::{AdamState, Choices, ForeignRun, Request, RunDescription};
 use crate::tensor_part::Pairs;
 use base::{Heads, Problems};
@@ -61,13 +61,8 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     found.grid[2] = meta.writers();
     let mut folder = DcpRun { found, meta, names, prefix, pairs: names.pairs };
     (names.describe)(&mut folder, &step, choices)?;
-    let settings = &folder.found.settings;
-    folder.found.wanted = names
-        .wanted
-        .iter()
-        .filter(|row| !row.is_in(&choices.sets) && settings.get(row.key).is_none())
-        .cloned()
-        .collect();
+    folder.found.wanted =
+        wanted(names.trainer, names.dialect, &folder.found.settings, &choices.sets);
     folder.found.note_updates();
     let trainer = names.trainer;
     folder.found.notes.push(format!(
@@ -96,8 +91,8 @@ impl DcpRun {
         Ok(&found.shape)
     }
 
-    /// Settings of the model, by the tensors' shapes; `called` is the trainer's name of the heads.
-    fn model(&mut self, heads: Option<usize>, called: &str) -> anyhow::Result<()> {
+    /// Settings of the model, by the tensors' shapes.
+    fn model(&mut self, heads: Option<usize>) -> anyhow::Result<()> {
         let names = self
             .model_names()
             .filter_map(|name| name.strip_prefix(self.prefix));
@@ -129,7 +124,7 @@ impl DcpRun {
                 return Err(Problems::one("--set", format!(
                     "model.heads={heads}: the matrix of queries has {queries} rows and that of keys {keys}, \
                      which such heads do not divide"
-                ), format!("name {called}")).into());
+                ), format!("name {trainer}'s {}", self.names.dialect.name("model.heads"))).into());
             }
             settings.set("model.kv_heads", keys / dim, "rows of the keys");
             settings.set("model.head_dim", dim, "rows of the queries / heads");

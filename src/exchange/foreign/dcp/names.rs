@@ -1,10 +1,10 @@
 //! Trainers' names of a Llama's tensors, and the rows of ours that each holds.
 
 use super::super::Choices;
-use super::super::settings::Wanted;
 use super::{DcpRun, olmo, titan};
 use crate::tensor_part::{Fused, Pairs, TensorPart, gates_values, layer_of, queries_keys_values};
 use base::Heads;
+use manifest::dialects::Dialect;
 use model::{Param, Weight};
 use std::path::Path;
 
@@ -30,8 +30,8 @@ pub struct Names {
     pub pairs: Pairs,
     /// Reads step, settings and notes, in the folder of a step.
     pub describe: fn(&mut DcpRun, &Path, &Choices) -> anyhow::Result<()>,
-    /// Settings that the files may lack.
-    pub wanted: &'static [Wanted],
+    /// Names of settings.
+    pub dialect: Dialect,
 }
 
 #[rustfmt::skip]
@@ -60,7 +60,7 @@ pub static TITAN: Names = {
         others: &["optimizer.", "lr_scheduler.", "train_state.", "dataloader."],
         pairs: Pairs::Neighbours,
         describe: titan::describe,
-        wanted: titan::WANTED,
+        dialect: Dialect::Torchtitan,
     }
 };
 
@@ -89,7 +89,7 @@ pub static OLMO: Names = {
         others: &["optim."],
         pairs: Pairs::Halves,
         describe: olmo::describe,
-        wanted: olmo::WANTED,
+        dialect: Dialect::OlmoCore,
     }
 };
 
