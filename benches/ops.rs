@@ -18,8 +18,8 @@ use gptrain::base::{DType, Heads, rng};
 use gptrain::device::cpu::{self, Cpu};
 use gptrain::device::cuda::{self, Cuda};
 use gptrain::device::{
-    AdamW, AdamWUpdate, Arena, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Logits, Norm,
-    Out, Tensor, Visible, op,
+    AdamW, AdamWUpdate, Arena, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, InPlace,
+    Logits, LossLogits, Norm, Out, Tensor, Visible, op,
 };
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -445,16 +445,15 @@ fn head<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let stats = t.matrix_of(n, 3, DType::F32);
     let losses = t.matrix_of(n, 1, DType::F32);
     let scale = t.matrix_of(1, 1, DType::F32);
-    let how = Logits { x: logits, first: 0, vocab: v, cap: None };
+    let logits = Logits { x: logits, first: 0, vocab: v, cap: None };
     let loss = move || {
-        be.run(op::CrossEntropyUnsplit(op::CrossEntropy {
-            logits: how,
+        be.run(op::CrossEntropyUnsplit::new(op::CrossEntropy {
             targets,
             weights,
             stats,
             losses: losses.set(),
             z: None,
-            scale: Some(scale),
+            logits: LossLogits { logits, scale: Some(scale) },
         }));
     };
     vec![
@@ -471,7 +470,7 @@ fn row<'a>(name: String, times: usize, bytes: f64, run: impl Fn() + 'a) -> Row<'
 
 fn no_dropout(t: &Tensors, seq: usize) -> Dropout {
     let first_sample = t.arena.matrix(1, 1, DType::I64);
-    t.be.run(op::Zero { x: first_sample });
+    t.be.run(op::Zero { x: first_sample.set() });
     Dropout { rate: 0.0, key: 1, first_sample, seq, first_row: 0 }
 }
 
@@ -495,7 +494,12 @@ fn between<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
             be.run(op::Residual { x, branch: y, bias: Some(bias), drop: some, y: z.set() })
         }),
         row(format!("residual_backward in place {size}"), l, b, move || {
-            be.run(op::ResidualBackward { dy: y, drop, dbranch: y.set(), dbias: Some(dbias.add()) })
+            be.run(op::ResidualBackward {
+                dy: y,
+                drop,
+                dbranch: drop.output(y, y),
+                dbias: Some(dbias.add()),
+            })
         }),
         row(format!("gelu {n}x{}", 4 * h), 0, 8.0 * b, move || {
             be.run(op::Gelu { x: wide, gelu: Gelu::Tanh, y: wide.set() })
@@ -565,7 +569,8 @@ fn norms<'a>(t: &Tensors<'a>, [n, h]: [usize; 2], rms: bool, times: [usize; 4]) 
         row(format!("{fused}norm_residual_backward += {n}x{h}"), times[3], 4.0 * b, move || {
             let dx = z.add();
             let norm = op::LayerNormBackward { dy: y, x, stats, scale, dx, dscale, dshift };
-            let residual = op::ResidualBackward { dy: z, drop, dbranch: z.set(), dbias };
+            let dbranch = drop.output(z, z);
+            let residual = op::ResidualBackward { dy: z, drop, dbranch, dbias };
             be.run(op::NormResidualBackward { norm, residual })
         }),
     ]
@@ -577,7 +582,7 @@ fn attention<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let (qkv, dqkv) = (t.matrix(n, heads.qkv_width()), t.matrix(n, heads.qkv_width()));
     let (y, dy) = (t.matrix(n, h), t.matrix(n, h));
     let lse = t.matrix_of(n, heads.query, DType::F32);
-    let how = Attend {
+    let attend = Attend {
         heads,
         first_head: 0,
         scale: 1.0 / (heads.dim as f32).sqrt(),
@@ -587,15 +592,16 @@ fn attention<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
         slopes: None,
         dropout: no_dropout(t, shape.seq),
     };
-    be.run(op::Attention { qkv, how, y: y.set(), lse: lse.set() });
+    be.run(op::Attention { qkv, attend, y: y.set(), lse: lse.set() });
     // Causal: half of the keys. Two products forward, five backward.
     let flops = 2.0 * (n * shape.seq * h) as f64;
     let work = |products: f64| Work::Flops(products * flops / 2.0);
     let name = format!("{}x{}x{}", shape.samples, shape.seq, h);
-    let forward = move || be.run(op::Attention { qkv, how, y: y.set(), lse: lse.set() });
-    let backward = move || be.run(op::AttentionBackward { dy, qkv, y, lse, how, dqkv: dqkv.set() });
-    let some = Attend { dropout: Dropout { rate: 0.1, ..how.dropout }, ..how };
-    let dropped = move || be.run(op::Attention { qkv, how: some, y: y.set(), lse: lse.set() });
+    let forward = move || be.run(op::Attention { qkv, attend, y: y.set(), lse: lse.set() });
+    let backward =
+        move || be.run(op::AttentionBackward { dy, qkv, y, lse, attend, dqkv: dqkv.set() });
+    let some = Attend { dropout: Dropout { rate: 0.1, ..attend.dropout }, ..attend };
+    let dropped = move || be.run(op::Attention { qkv, attend: some, y: y.set(), lse: lse.set() });
     let make = |name: String, times, products, run: Box<dyn Fn() + 'a>| Row {
         name,
         times,
@@ -621,17 +627,19 @@ fn update<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let sums = t.matrix_of(1, 1, DType::F32);
     let (lr, beta1, beta2, eps) = (1e-4, 0.9, 0.95, 1e-8);
     let rule = AdamW { lr, beta1, beta2, eps, weight_decay: 0.1, lr_scale: 1.0 };
-    let update = AdamWUpdate { rule, grad, master, m, v, weight: live };
-    let coded =
-        op::Adam8bit { rule, scalars, grad, master, m: moments[0], v: moments[1], weight: live };
+    let weight = live.set_unless(master);
+    let master = InPlace(master);
+    let update = AdamWUpdate { rule, grad, master, m: InPlace(m), v: InPlace(v), weight };
+    let [m, v] = moments.map(InPlace);
+    let coded = op::Adam8bit { rule, scalars, grad, master, m, v, weight };
     let b = grad.bytes() as f64;
-    let written = if live == master { 0.0 } else { live.bytes() as f64 };
+    let written = weight.map_or(0.0, |out| out.to.bytes() as f64);
     let one = |name: &str, times, each: f64, run: Box<dyn Fn() + 'a>| {
         let work = Work::Update(each * len as f64 + written, len);
         Row { name: format!("{name} {len}"), times, work, run }
     };
     vec![
-        row(format!("zero {len}"), 10, b, move || be.run(op::Zero { x: grad })),
+        row(format!("zero {len}"), 10, b, move || be.run(op::Zero { x: grad.set() })),
         row(format!("square_sums {len}"), 10, b, move || {
             be.run(op::SquareSums { xs: &[grad], y: sums.set() })
         }),

@@ -10,7 +10,7 @@ use gptrain::comm::tcp::testing::simulation;
 use gptrain::comm::tcp::{self, Join};
 use gptrain::comm::{Event, GroupCount, Op, RankReport, Watchdog, diagnose};
 use gptrain::engine::{Extent, TensorSlice};
-use gptrain::plan::grid::{Axis, DATA_FIRST, GRADIENTS, Grid, SHARES, STAGES};
+use gptrain::plan::grid::{Axis, DATA_FIRST, GRADIENT_AXES, Grid, SHARES, STAGES};
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::io::Read;
@@ -134,7 +134,7 @@ fn report(grid: &Grid, rank: usize) -> RankReport {
     let groups = [
         ("tensor", grid.group(at, SHARES)),
         ("pipeline", grid.group(at, STAGES)),
-        ("data", grid.group(at, GRADIENTS)),
+        ("data", grid.group(at, GRADIENT_AXES)),
     ];
     let event = |number: u64| Event {
         number,

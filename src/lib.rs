@@ -48,8 +48,5 @@ pub use ::bench;
 /// The loop around the step: start, watch, save, report.
 pub use ::train;
 
-/// The work of the commands other than `run`: sample, eval, import, report, data.
+/// The command line: one file per command.
 pub use ::commands;
-
-/// The command line: one file per subcommand.
-pub mod cli;

@@ -4,5 +4,5 @@ use gptrain::device::allocator::ReportingAllocator;
 static MEMORY: ReportingAllocator = ReportingAllocator;
 
 fn main() -> std::process::ExitCode {
-    gptrain::cli::main()
+    gptrain::commands::main(env!("GPTRAIN_COMMIT"))
 }

@@ -83,7 +83,7 @@ impl Case<'_> {
 
     fn output(&mut self, name: &'static str, rows: usize, cols: usize, dtype: DType) -> Tensor {
         let x = self.arena.matrix(rows, cols, dtype);
-        self.be.run(op::Zero { x });
+        self.be.run(op::Zero { x: x.set() });
         self.outputs.push((name, x));
         x
     }
@@ -130,7 +130,7 @@ fn attention(case: &mut Case, shape: &Shape) {
     let y = case.output("y", n, heads.query_width(), DType::BF16);
     let dqkv = case.output("dqkv", n, heads.qkv_width(), DType::BF16);
     let lse = case.arena.matrix(n, heads.query, DType::F32);
-    let how = Attend {
+    let attend = Attend {
         heads,
         first_head: 0,
         scale: 1.0 / (heads.dim as f32).sqrt(),
@@ -141,9 +141,9 @@ fn attention(case: &mut Case, shape: &Shape) {
         dropout: case.no_dropout(),
     };
     case.be
-        .run(op::Attention { qkv, how, y: y.set(), lse: lse.set() });
+        .run(op::Attention { qkv, attend, y: y.set(), lse: lse.set() });
     case.be
-        .run(op::AttentionBackward { dy, qkv, y, lse, how, dqkv: dqkv.set() });
+        .run(op::AttentionBackward { dy, qkv, y, lse, attend, dqkv: dqkv.set() });
 }
 
 /// Input [N, H], and weights that keep the deviation of 1.
@@ -231,8 +231,7 @@ fn norm_backward(case: &mut Case, shape: &Shape) {
     let dscale = case.output("dscale", 1, h, DType::F32).add();
     let dshift = shift.map(|_| case.output("dshift", 1, h, DType::F32).add());
     let dbias = (!shape.gated).then(|| case.output("dbias", 1, h, DType::F32).add());
-    let residual =
-        op::ResidualBackward { dy: dx, drop: case.no_dropout(), dbranch: dx.set(), dbias };
+    let residual = op::ResidualBackward { dy: dx, drop: case.no_dropout(), dbranch: None, dbias };
     let dx = dx.add();
     let norm = op::LayerNormBackward { dy, x, stats, scale, dx, dscale, dshift };
     case.be.run(op::NormResidualBackward { norm, residual });

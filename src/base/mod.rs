@@ -2,7 +2,6 @@
 
 pub mod busy;
 mod choices;
-mod columns;
 mod commit;
 mod control_chars;
 mod dtype;
@@ -26,16 +25,17 @@ pub mod say;
 mod shell;
 mod stamp;
 pub mod svg;
+pub mod table;
 #[doc(hidden)]
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod threads;
 mod units;
 mod worker;
+pub mod wrap;
 mod wrong_input;
 
 pub use choices::Gelu;
-pub use columns::columns;
 pub use commit::{commit, set_commit};
 pub use control_chars::escape_control;
 pub use dtype::DType;

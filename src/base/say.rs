@@ -2,6 +2,7 @@
 //! ending the command. A full disk is remembered for the exit code.
 
 use super::progress;
+use super::wrap::{error_width, output_width, wrap};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::fmt::Arguments;
@@ -10,13 +11,13 @@ use std::io::{self, Write};
 /// First error of writing to standard output.
 static FAILED: Mutex<Option<io::Error>> = Mutex::new(None);
 
-/// Prints a line on standard output, as `println!` does.
+/// Prints a line on standard output, as `println!` does, broken at spaces where a terminal is narrower.
 #[macro_export]
 macro_rules! say {
     ($($text:tt)*) => { $crate::say::output(format_args!($($text)*)) };
 }
 
-/// Prints a line on standard error, as `eprintln!` does.
+/// Prints a line on standard error, as `eprintln!` does, broken likewise.
 #[macro_export]
 macro_rules! warn {
     ($($text:tt)*) => { $crate::say::error(format_args!($($text)*)) };
@@ -24,13 +25,17 @@ macro_rules! warn {
 
 /// Implementation of `say!`.
 pub fn output(text: Arguments<'_>) {
-    until_closed(progress::above(|| io::stdout().write_fmt(format_args!("{text}\n"))));
+    let text = text.to_string();
+    let lines = wrap(&text, output_width());
+    until_closed(progress::above(|| io::stdout().write_fmt(format_args!("{lines}\n"))));
 }
 
 /// Implementation of `warn!`. An error of standard error itself is ignored, because it cannot be
 /// reported.
 pub fn error(text: Arguments<'_>) {
-    let _ = progress::above(|| io::stderr().write_fmt(format_args!("{text}\n")));
+    let text = text.to_string();
+    let lines = wrap(&text, error_width());
+    let _ = progress::above(|| io::stderr().write_fmt(format_args!("{lines}\n")));
 }
 
 /// Records a failed write to standard output, unless the reader closed it.

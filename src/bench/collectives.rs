@@ -9,7 +9,7 @@ use comm::{Group, Message};
 use device::{Tensor, op};
 use estimate::measured::{GroupSpeed, LATENCY_BYTES};
 use launch::GroupFactory;
-use plan::grid::{Axis, GRADIENTS, SHARES, STAGES};
+use plan::grid::{Axis, GRADIENT_AXES, SHARES, STAGES};
 
 /// Sizes of the array: one for the latency, a first try, and 1 MiB … 1 GiB.
 const SIZES: [u64; 8] =
@@ -166,9 +166,9 @@ fn kinds(bench: &BenchRank, factory: &GroupFactory) -> (Vec<Kind>, Vec<String>) 
     const ALL: &[Op] = &Op::ALL;
     add("tensor", every(SHARES), grid.group(at, SHARES), ALL, true);
     add("pipeline edge", every(STAGES), grid.group(at, STAGES), &[Op::SendRecv], false);
-    add("data", every(GRADIENTS), grid.group(at, GRADIENTS), ALL, true);
+    add("data", every(GRADIENT_AXES), grid.group(at, GRADIENT_AXES), ALL, true);
     let mut notes = Vec::new();
-    let is_world = [SHARES, GRADIENTS]
+    let is_world = [SHARES, GRADIENT_AXES]
         .iter()
         .any(|axes| grid.along(axes) == world);
     if !is_world && world <= LARGEST_WORLD {
@@ -219,7 +219,7 @@ fn timed(
         // All ranks' parts are equal.
         let numel = (bytes as usize / 4).max(group.size()) / group.size() * group.size();
         let [x, y] = [0; 2].map(|_| arena.matrix(1, numel, DType::F32));
-        be.run(op::Zero { x }); // sums of zeros remain zero
+        be.run(op::Zero { x: x.set() }); // sums of zeros remain zero
         let part = x.span(group.rank() * (numel / group.size()), numel / group.size());
         let messages = messages(group, kind.ring, x, y);
         // Several in a row hide the kernel launches of a GPU, and differences in the ranks' start.

@@ -42,7 +42,7 @@ pub struct BenchOptions {
 pub struct Outcome {
     /// Measurements, in the process of rank 0.
     pub measured: Option<Measured>,
-    /// Whether nothing is slow, in every process.
+    /// True if no process found anything slow.
     pub healthy: bool,
 }
 

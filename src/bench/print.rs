@@ -1,12 +1,13 @@
-//! Figures as a table of at most 100 columns, and the sentences about slow units.
+//! Figures as tables, and the sentences about slow units.
 
 use super::outliers::Findings;
-use base::Bytes;
+use base::table::{Cell, Printout, Table};
+use base::{Bytes, Count};
 use estimate::measured::{
     GroupSpeed, LATENCY_BYTES, Measured, PairSpeed, Product, RankSpeeds, Slow,
 };
 use plan::robust::median;
-use std::fmt::Write;
+use std::collections::BTreeSet;
 
 /// Fraction of a link's data sheet that messages usually reach. The network is slow below half of
 /// it.
@@ -15,68 +16,61 @@ const USUAL_SHARE: f64 = 0.8;
 /// Maximum number of units with a line each.
 const LISTED: usize = 16;
 
-/// Renders the whole table.
-pub fn text(m: &Measured) -> String {
-    let nodes: std::collections::BTreeSet<&str> = m.ranks.iter().map(|r| r.node.as_str()).collect();
-    let mut out = format!(
-        "{} in {}: {}, {}; measured in {:.1} s\nrank 0: {}\n",
+/// Renders the figures.
+pub fn printout(m: &Measured) -> Printout {
+    let nodes: BTreeSet<&str> = m.ranks.iter().map(|rank| rank.node.as_str()).collect();
+    let mut out = Printout::new(m);
+    out.line(format!(
+        "{} in {}: {}, {}; measured in {:.1} s\nrank 0: {}",
         m.manifest,
         m.precision.name(),
-        counted(m.ranks.len(), "rank"),
-        counted(nodes.len(), "node"),
+        Count(m.ranks.len() as u64).with_noun("rank"),
+        Count(nodes.len() as u64).with_noun("node"),
         m.seconds,
         m.ranks[0].device
-    );
-    out += &compute(&m.ranks);
-    out += &groups(&m.groups);
-    out += &pairs(m);
-    out.push('\n');
+    ));
+    out.table(compute(&m.ranks));
+    out.table(groups(&m.groups));
+    pairs(m, &mut out);
+    out.line("");
     for note in &m.notes {
-        let _ = writeln!(out, "note: {note}");
+        out.line(format!("note: {note}"));
     }
     for slow in &m.slow {
-        let _ = writeln!(out, "SLOW: {}: {}", slow.what, slow.text);
+        out.line(format!("SLOW: {}: {}", slow.what, slow.text));
     }
     if m.slow.is_empty() {
-        out += "nothing is slow\n";
+        out.line("nothing is slow");
     }
     out
 }
 
-/// For example "1 rank", "8 ranks".
-fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
-}
-
-/// Speeds of each rank alone: a line per measurement, with its spread over the ranks.
-fn compute(ranks: &[RankSpeeds]) -> String {
-    let mut out = format!(
-        "\n{:<44}{:>9} {:>9} {:>9}  at once on every rank\n",
-        "Of a rank", "slowest", "median", "fastest"
-    );
-    let mut line = |name: &str, unit: &str, figure: &dyn Fn(&RankSpeeds) -> Option<f64>| {
+/// Speeds of each rank alone: a row per measurement, with its spread over the ranks.
+fn compute(ranks: &[RankSpeeds]) -> Table {
+    let mut rows = Vec::new();
+    let mut row = |name: String, unit: &str, figure: &dyn Fn(&RankSpeeds) -> Option<f64>| {
         let figures: Vec<f64> = ranks.iter().filter_map(figure).collect();
         if !figures.is_empty() {
             let least = figures.iter().copied().fold(f64::INFINITY, f64::min);
             let most = figures.iter().copied().fold(0.0, f64::max);
-            let figures = [least, median(figures), most].map(number);
-            let [least, middle, most] = figures;
-            let _ = writeln!(out, "{name:<44}{least:>9} {middle:>9} {most:>9}  {unit}");
+            let [least, middle, most] = [least, median(figures), most].map(cell);
+            rows.push([name.into(), least, middle, most, unit.into()]);
         }
     };
-    for (at, one) in ranks[0].products.iter().enumerate() {
-        let name = shape(one);
-        line(&name, "TFLOP/s", &|rank| rank.products.get(at).map(|one| one.tflops));
+    let first = &ranks[0];
+    for (at, one) in first.products.iter().enumerate() {
+        row(shape(one), "TFLOP/s", &|rank| rank.products.get(at).map(|one| one.tflops));
     }
-    line(&shape(&ranks[0].cube), "TFLOP/s", &|rank| Some(rank.cube.tflops));
-    line("copy within the device", "GB/s", &|rank| Some(rank.device_copy_gb_s));
-    line("copy within the host", "GB/s", &|rank| Some(rank.host_copy_gb_s));
-    line("host to device", "GB/s", &|rank| rank.upload_gb_s);
-    line("device to host", "GB/s", &|rank| rank.download_gb_s);
-    let access = &ranks[0].file_access;
-    line(&format!("file write ({access})"), "GB/s", &|rank| Some(rank.file_write_gb_s));
-    line("file read", "GB/s", &|rank| Some(rank.file_read_gb_s));
-    out
+    row(shape(&first.cube), "TFLOP/s", &|rank| Some(rank.cube.tflops));
+    row("copy within the device".into(), "GB/s", &|rank| Some(rank.device_copy_gb_s));
+    row("copy within the host".into(), "GB/s", &|rank| Some(rank.host_copy_gb_s));
+    row("host to device".into(), "GB/s", &|rank| rank.upload_gb_s);
+    row("device to host".into(), "GB/s", &|rank| rank.download_gb_s);
+    let write = format!("file write ({})", first.file_access);
+    row(write, "GB/s", &|rank| Some(rank.file_write_gb_s));
+    row("file read".into(), "GB/s", &|rank| Some(rank.file_read_gb_s));
+    let table = Table::from_cells(["", "slowest", "median", "fastest", ""], rows);
+    table.titled("Speeds of a rank, at once on every rank")
 }
 
 /// For example "product qkv 2048 × 768 × 256".
@@ -95,36 +89,36 @@ fn number(value: f64) -> String {
     }
 }
 
-/// One line for each kind of group, followed by one for each op and size.
-fn groups(rows: &[GroupSpeed]) -> String {
-    if rows.is_empty() {
-        return String::new();
-    }
-    let mut out = format!(
-        "\n{:<34}{:>9} {:>10} {:>9} {:>9}  slowest\n{:>64} {:>9}  ranks\n",
-        "Groups, all of a kind at once", "size", "time", "algbw", "busbw", "GB/s", "GB/s"
-    );
+fn cell(value: f64) -> Cell {
+    Cell::new(value, number(value))
+}
+
+/// Speeds of groups: a row for each kind of group, op and size. Repeated names are left out.
+fn groups(rows: &[GroupSpeed]) -> Table {
+    let mut table = Vec::new();
     let mut previous = ("", "");
     for row in rows {
-        if previous.0 != row.group {
-            let place = if row.in_node { "in a node" } else { "across nodes" };
-            let size = counted(row.size, "rank");
-            let _ = writeln!(out, "{}: {} of {size}, {place}", row.group, row.groups);
-        }
+        let place = if row.in_node { "in a node" } else { "across nodes" };
+        let size = Count(row.size as u64).with_noun("rank");
+        let group = match previous.0 {
+            same if same == row.group => String::new(),
+            _ => format!("{}: {} of {size}, {place}", row.group, row.groups),
+        };
         let op = if previous == (&*row.group, &*row.op) { "" } else { &row.op };
-        let many = row.groups > 1 && row.bytes > LATENCY_BYTES;
-        let line = format!(
-            "  {op:<32}{:>9} {:>10} {:>9} {:>9}  {}",
-            Bytes(row.bytes).to_string().replace(".0", ""),
-            time(row.seconds),
-            number(row.algbw_gb_s),
-            number(row.busbw_gb_s),
-            if many { some(&row.slowest) } else { String::new() }
-        );
-        let _ = writeln!(out, "{}", line.trim_end());
+        let is_many = row.groups > 1 && row.bytes > LATENCY_BYTES;
+        table.push([
+            group.into(),
+            op.into(),
+            Cell::new(row.bytes, Bytes(row.bytes).to_string().replace(".0", "")),
+            Cell::new(row.seconds, time(row.seconds)),
+            cell(row.algbw_gb_s),
+            cell(row.busbw_gb_s),
+            if is_many { some(&row.slowest).into() } else { Cell::default() },
+        ]);
         previous = (&row.group, &row.op);
     }
-    out
+    let titles = ["", "", "size", "time", "algbw", "busbw", "slowest ranks"];
+    Table::from_cells(titles, table).titled("Groups, all of a kind at once; bandwidths in GB/s")
 }
 
 /// For example "17.3 µs", "2.15 ms".
@@ -149,18 +143,16 @@ fn gbits(gb_s: f64) -> f64 {
     8.0 * gb_s
 }
 
-/// All pairs together; and the best and worst pair of each unit if there are few units.
-fn pairs(m: &Measured) -> String {
+/// Adds all pairs together; and the best and worst pair of each unit if there are few units.
+fn pairs(m: &Measured, out: &mut Printout) {
     let by_rate = |a: &&PairSpeed, b: &&PairSpeed| a.gb_s.total_cmp(&b.gb_s);
-    let (Some(worst), Some(best)) =
-        (m.pairs.iter().min_by(by_rate), m.pairs.iter().max_by(by_rate))
-    else {
-        return String::new();
-    };
+    let worst = m.pairs.iter().min_by(by_rate);
+    let best = m.pairs.iter().max_by(by_rate);
+    let (Some(worst), Some(best)) = (worst, best) else { return };
     let usual = median(m.pairs.iter().map(|pair| pair.gb_s));
     let [least, usual, most] = [worst.gb_s, usual, best.gb_s].map(|rate| number(gbits(rate)));
-    let mut out = format!(
-        "\nPairs of {}, Gb/s both ways at once: slowest {least}, median {usual}, fastest {most}\n",
+    let title = format!(
+        "Pairs of {}, Gb/s both ways at once: slowest {least}, median {usual}, fastest {most}",
         m.units
     );
     let mut units: Vec<&str> = Vec::new();
@@ -174,24 +166,26 @@ fn pairs(m: &Measured) -> String {
         }
     }
     if units.len() < 3 || units.len() > LISTED {
-        return out;
+        out.line(format!("\n{title}"));
+        return;
     }
+    let mut rows = Vec::new();
     for unit in units {
         let own = || {
             m.pairs
                 .iter()
                 .filter(|pair| pair.a == unit || pair.b == unit)
         };
-        let text = |pair: Option<&PairSpeed>| {
+        let cells = |pair: Option<&PairSpeed>| {
             let pair = pair.expect("it was in this pair");
             let with = if pair.a == unit { &pair.b } else { &pair.a };
-            format!("{:>8} with {with}", number(gbits(pair.gb_s)))
+            (cell(gbits(pair.gb_s)), with.clone().into())
         };
-        let best = text(own().max_by(by_rate));
-        let worst = text(own().min_by(by_rate));
-        let _ = writeln!(out, "  {unit:<16} best {best:<24} worst {worst}");
+        let (best, best_with) = cells(own().max_by(by_rate));
+        let (worst, worst_with) = cells(own().min_by(by_rate));
+        rows.push([unit.into(), best, best_with, worst, worst_with]);
     }
-    out
+    out.table(Table::from_cells(["", "best", "with", "worst", "with"], rows).titled(title));
 }
 
 /// Sentence about a rank with slow products.

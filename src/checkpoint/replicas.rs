@@ -113,7 +113,7 @@ impl Block {
     }
 }
 
-/// WeightCopy of a weight, held by several ranks together.
+/// One copy of a weight, spread over several ranks.
 struct WeightCopy {
     ranks: Vec<usize>,
     dtype: DType,

@@ -3,9 +3,9 @@
 //! Slow, because the host waits for each collective.
 
 use super::{Collective, Group, Message};
-use device::Tensor;
 use device::cuda::Cuda;
 use device::cuda::device::Device;
+use device::{Gpu, Tensor};
 use std::cell::RefCell;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -22,6 +22,10 @@ pub struct HostStaged {
 }
 
 impl HostStaged {
+    pub fn for_gpu(gpu: &Gpu, host: Box<dyn Group>) -> HostStaged {
+        HostStaged::new(gpu.cuda().0, host)
+    }
+
     pub fn new(cuda: &Cuda, host: Box<dyn Group>) -> HostStaged {
         HostStaged { device: cuda.device().clone(), host, memory: RefCell::default() }
     }

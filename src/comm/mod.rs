@@ -197,8 +197,11 @@ pub const PIPELINE: &str = "pipeline";
 
 /// Groups of the same ranks for asynchronous messages: to the next rank in the ring, and to the
 /// previous one.
-pub const ACTIVATIONS: &str = "activations";
-pub const GRADIENTS: &str = "gradients";
+pub const FORWARD_MESSAGES: &str = "pipeline_forward";
+pub const BACKWARD_MESSAGES: &str = "pipeline_backward";
+
+/// Group of the ranks that hold the same weights, which sum their gradients.
+pub const GRAD_SUM: &str = "grad_sum";
 
 /// Collective or message in flight.
 #[derive(Debug)]

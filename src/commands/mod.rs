@@ -1,32 +1,38 @@
-//! The work of commands other than `run`: sampling, scoring, imports, means, lists and reports of runs,
-//! datasets, first manifests and job scripts.
-//!
-//! Independent of the command line: receives parsed options.
+//! The command line: one file per command, or a folder. A command is a struct with its options and a
+//! method `run`.
 
-pub mod example;
-pub mod new_manifest;
-pub mod manifest_check;
-pub mod estimate;
-pub mod length;
-pub mod job_script;
-pub mod sweep;
+mod cli;
+mod options;
+mod completions;
+mod unknown;
+mod interrupt;
 
-pub mod data;
+mod run;
+mod sample;
+mod eval;
+mod average;
+mod report;
+mod compare;
+mod track;
+mod status;
+mod inspect_ckpt;
+mod prune;
+mod export;
+mod import;
+mod diagnose;
+mod manifest;
+mod nodes;
+mod job;
+mod sweep;
+mod data;
+mod estimate;
+mod bench;
 
-pub mod generate;
-pub mod eval;
-pub mod local_checkpoint;
-pub mod model_place;
-pub mod replay;
-
-pub mod import;
-pub mod average;
-mod divergence;
+// Shared by commands that read or write checkpoints.
+mod local_checkpoint;
+mod model_place;
 mod new_checkpoint;
-pub mod prune;
 
-pub mod status;
-pub mod runs;
-pub mod nodes;
-pub mod diagnose;
-pub mod report;
+pub use cli::{main, understands};
+#[cfg(any(test, feature = "testing"))]
+pub use report::page::Run as ReportPage;

@@ -23,14 +23,10 @@ impl Norm {
 
     /// Panics if the weights do not fit x.
     pub fn check(self, x: Tensor) {
-        for weight in self.tensors() {
+        let (scale, shift, _) = self.parts();
+        for weight in [Some(scale), shift].into_iter().flatten() {
             assert_eq!((weight.numel(), weight.dtype), (x.cols, x.dtype), "weights of a norm");
         }
-    }
-
-    pub fn tensors(self) -> impl Iterator<Item = Tensor> {
-        let (scale, shift, _) = self.parts();
-        [Some(scale), shift].into_iter().flatten()
     }
 }
 
@@ -62,16 +58,6 @@ pub struct Rotation {
     pub table: Tensor,
 }
 
-impl QueryKey {
-    pub fn tensors(&self) -> impl Iterator<Item = Tensor> + use<> {
-        let norms = self.norm.map(|norm| [norm.query, norm.key]);
-        let rotation = self
-            .rotation
-            .map(|rotation| [rotation.positions, rotation.table]);
-        norms.into_iter().chain(rotation).flatten()
-    }
-}
-
 /// This rank's share of the logits of R tokens, and how to read them.
 #[derive(Clone, Copy, Debug)]
 pub struct Logits {
@@ -89,6 +75,15 @@ impl Logits {
     pub fn own(&self) -> usize {
         self.vocab.saturating_sub(self.first).min(self.x.cols)
     }
+}
+
+/// Logits of a loss: kept, or replaced by its gradient.
+#[derive(Clone, Copy, Debug)]
+pub struct LossLogits {
+    pub logits: Logits,
+    /// Scale of the gradient, f32 [1, 1]; None to keep the logits, of which the loss then reads only
+    /// the stats.
+    pub scale: Option<Tensor>,
 }
 
 /// z-loss, which keeps the normaliser of the logits Z = Σ exp(logit) near 1: coefficient·(ln Z)²
@@ -122,9 +117,9 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// Tensor that random numbers depend on, if any are drawn.
-    pub fn tensors(&self) -> Option<Tensor> {
-        (self.rate > 0.0).then_some(self.first_sample)
+    /// Destination of `ResidualBackward`: None if nothing is dropped and y is x.
+    pub fn output(&self, x: Tensor, y: Tensor) -> Option<Out> {
+        (self.rate > 0.0 || y != x).then_some(y.set())
     }
 }
 
@@ -160,16 +155,5 @@ impl Attend {
     /// Samples in the rows of a tensor.
     pub fn samples(&self, rows: usize) -> usize {
         div_exact(rows, self.seq)
-    }
-
-    pub fn tensors(&self) -> impl Iterator<Item = Tensor> + use<> {
-        let ranges = match self.visible {
-            Visible::Causal => None,
-            Visible::Ranges(ranges) => Some(ranges),
-        };
-        ranges
-            .into_iter()
-            .chain(self.slopes)
-            .chain(self.dropout.tensors())
     }
 }

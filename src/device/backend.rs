@@ -1,7 +1,8 @@
 //! Trait of a device: its memory, copies, graphs and ops.
 
+use super::op::InPlace;
 use super::op_log::log_op;
-use super::{Fp8Scaling, Home, Op, OpTimes, Section, Tensor};
+use super::{Fp8Scaling, Home, Op, OpTimes, Out, Section, Tensor};
 use base::{Bytes, Moment, decayed};
 use std::sync::Arc;
 
@@ -37,10 +38,18 @@ impl Coded {
 pub struct AdamWUpdate {
     pub rule: AdamW,
     pub grad: Tensor,
-    pub master: Tensor,
-    pub m: Tensor,
-    pub v: Tensor,
-    pub weight: Tensor,
+    pub master: InPlace,
+    pub m: InPlace,
+    pub v: InPlace,
+    /// None if it is the master weight.
+    pub weight: Option<Out>,
+}
+
+impl AdamWUpdate {
+    /// Weight that the master weight is rounded into; itself if there is no other.
+    pub fn weight(&self) -> Tensor {
+        self.weight.map_or(self.master.0, |out| out.to)
+    }
 }
 
 impl AdamW {

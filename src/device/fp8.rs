@@ -5,7 +5,7 @@
 //! present content, not from earlier content, so there is no state). A device whose products take
 //! only one scale per matrix gives all lines the scale of the largest.
 
-use super::Tensor;
+use super::{Out, Tensor};
 use base::Fp8;
 
 /// Lines of a matrix along which a product sums.
@@ -47,6 +47,21 @@ pub struct Quantized {
     pub scales: Tensor,
     pub format: Fp8,
     pub scaling: Fp8Scaling,
+}
+
+impl Quantized {
+    /// Overwrites codes and scales.
+    pub fn set(self) -> Out<Quantized> {
+        Out { to: self, add: false }
+    }
+}
+
+/// Lines to quantize, by given maxima.
+#[derive(Clone, Copy, Debug)]
+pub struct QuantizedBy {
+    /// Maxima of all shares, f32 [shares, lines].
+    pub maxima: Tensor,
+    pub to: Out<Quantized>,
 }
 
 /// Lower bound of a line's largest magnitude, so that the scale and its inverse are normal numbers.

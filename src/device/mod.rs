@@ -13,7 +13,9 @@ mod digest;
 mod dry;
 pub mod dynamic_map;
 mod fp8;
+mod gpu;
 mod meter;
+mod monitor;
 mod order;
 mod muon;
 pub mod op;
@@ -24,7 +26,9 @@ mod work;
 
 pub use adafactor::{Adafactor, MatrixPart, SecondMoment};
 pub use arena::Arena;
-pub use attend::{Attend, Dropout, Logits, Norm, QkNorm, QueryKey, Rotation, Visible, ZLoss};
+pub use attend::{
+    Attend, Dropout, Logits, LossLogits, Norm, QkNorm, QueryKey, Rotation, Visible, ZLoss,
+};
 pub use backend::{
     AdamW, AdamWUpdate, Backend, Coded, Dead, Graph, LOGITS_CHUNK, OutOfMemory, Scaler, Scaling,
     StepLimits, Timeline, Transfer,
@@ -32,10 +36,12 @@ pub use backend::{
 pub use base::{Fp8, Gelu};
 pub use digest::{digest_of_bytes, digest_term};
 pub use dry::Dry;
-pub use fp8::{Fp8Scaling, Lines, Quantized};
+pub use fp8::{Fp8Scaling, Lines, Quantized, QuantizedBy};
+pub use gpu::{Gpu, GpuRequest};
 pub use meter::{HEAD_PRODUCT, Meter, OpTimes, Section};
+pub use monitor::{Faults, Health, Identity, Monitor};
 pub use muon::{FusedMatrix, Momentum};
-pub use op::{Access, Accesses, Op};
+pub use op::{Access, Accesses, InPlace, Op};
 pub use op_log::{LoggedOp, begin_op_log, take_op_log};
 pub use order::{Order, Queue};
 pub use product::{Epilogue, Gemm};

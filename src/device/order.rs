@@ -341,10 +341,10 @@ mod tests {
         let x = Tensor::at(dry.reserve(64).unwrap(), 1, 16, DType::F32);
         let kept = Tensor::at(dry.reserve_host(64).unwrap(), 1, 16, DType::F32);
         let be: &dyn Backend = &dry;
-        be.run(op::Zero { x });
+        be.run(op::Zero { x: x.set() });
         let copy = be.transfer(x, kept.in_memory(Home::Host));
         be.join_transfer(copy);
-        be.run(op::Zero { x: x.span(8, 8) });
+        be.run(op::Zero { x: x.span(8, 8).set() });
         dry.order(|order| order.races().to_vec())
     }
 

@@ -31,8 +31,8 @@ pub struct Tensor {
 
 /// Destination of an op: overwritten (`set`) or accumulated into (`add`).
 #[derive(Clone, Copy, Debug)]
-pub struct Out {
-    pub to: Tensor,
+pub struct Out<T = Tensor> {
+    pub to: T,
     pub add: bool,
 }
 
@@ -64,6 +64,11 @@ impl Tensor {
     /// Accumulates: `+=`.
     pub fn add(self) -> Out {
         Out { to: self, add: true }
+    }
+
+    /// Overwrites, unless this is `same`, which an op has already written.
+    pub fn set_unless(self, same: Tensor) -> Option<Out> {
+        (self.addr != same.addr).then_some(self.set())
     }
 
     pub fn numel(self) -> usize {

@@ -4,7 +4,7 @@ use super::groups::Groups;
 use comm::{Group, Message, Pending};
 use device::{Arena, Backend, Tensor, op};
 use model::TensorParallel;
-use plan::schedule::{self, Action, Pass, PipelineRank, Side};
+use plan::schedule::{Action, Pass, PipelineRank, Side};
 
 /// Context for a rank's messages: its pipeline position, its groups, and buffers for asynchronous
 /// messages.
@@ -25,7 +25,7 @@ pub struct MessageBuffers {
     asynchronous: Option<AsyncBuffers>,
 }
 
-/// Further buffers of asynchronous messages: this rank's share of a stream [n, H].
+/// Additional buffers of asynchronous messages: this rank's share of a stream [n, H].
 struct AsyncBuffers {
     x: Tensor,
     dx: Tensor,
@@ -39,17 +39,17 @@ impl MessageBuffers {
     pub fn plan(
         tp: &TensorParallel,
         stream: Tensor,
-        (pp, asynchronous): (PipelineRank, bool),
+        pp: PipelineRank,
+        overlap: bool,
         arena: &Arena,
     ) -> MessageBuffers {
-        let buffer = |like: Tensor| arena.matrix(like.rows, like.cols, like.dtype);
+        let buffer_like = |x: Tensor| arena.matrix(x.rows, x.cols, x.dtype);
         let receives = (0..pp.chunks).any(|chunk| pp.stage(chunk) + 1 < pp.stages());
-        let received = receives.then(|| buffer(stream));
         let share = tp.sent(stream);
         MessageBuffers {
-            received,
-            asynchronous: asynchronous
-                .then(|| AsyncBuffers { x: buffer(share), dx: buffer(share) }),
+            received: receives.then(|| buffer_like(stream)),
+            asynchronous: overlap
+                .then(|| AsyncBuffers { x: buffer_like(share), dx: buffer_like(share) }),
         }
     }
 
@@ -79,15 +79,12 @@ pub fn execute(
         remaining = rest;
         match *action {
             Action::Exchange(side, pass) => {
-                let more = schedule::leading_exchange(remaining);
-                remaining = &remaining[more.len()..];
-                let more = more.iter().filter_map(|action| match *action {
-                    Action::Exchange(side, pass) => Some((side, pass)),
-                    _ => None,
-                });
-                let messages = std::iter::once((side, pass)).chain(more);
-                let tensors = messages.map(|(side, pass)| (side, tensor_of(side, pass)));
-                comm.exchange(tensors.collect());
+                let mut messages = vec![(side, tensor_of(side, pass))];
+                while let [Action::Exchange(side, pass), rest @ ..] = remaining {
+                    messages.push((*side, tensor_of(*side, *pass)));
+                    remaining = rest;
+                }
+                comm.exchange(messages);
             }
             Action::Begin(side, pass) => {
                 in_flight[side as usize] = Some(comm.begin(side, tensor_of(side, pass)));
@@ -113,17 +110,18 @@ impl PipelineComm<'_> {
     /// Exchanges messages between stages; each tensor-parallel rank sends its share.
     fn exchange(&self, messages: Vec<(Side, Tensor)>) {
         let buffer = |side, x| if side == Side::RecvDy { self.buffers.received() } else { x };
-        let share =
-            |(side, x): &(Side, Tensor)| self.message(*side, self.tp.sent(buffer(*side, *x)));
-        let shares: Vec<Message> = messages.iter().map(share).collect();
+        let shares: Vec<Message> = messages
+            .iter()
+            .map(|(side, x)| self.message(*side, self.tp.sent(buffer(*side, *x))))
+            .collect();
         self.groups.pipeline.exchange(&shares);
         for ((side, x), share) in messages.into_iter().zip(&shares) {
             if !side.sends() {
                 self.tp.gather_sent(share.tensor(), buffer(side, x));
             }
             if side == Side::RecvDy {
-                self.be
-                    .run(op::Copy { x: self.buffers.received(), y: x.set() });
+                let received = self.buffers.received();
+                self.be.run(op::Copy { x: received, y: x.set() });
             }
         }
     }
@@ -158,9 +156,9 @@ impl PipelineComm<'_> {
 
     fn group(&self, side: Side) -> &dyn Group {
         if side.forward() {
-            &*self.groups.activation_messages
+            &*self.groups.pipeline_forward
         } else {
-            &*self.groups.gradient_messages
+            &*self.groups.pipeline_backward
         }
     }
 }

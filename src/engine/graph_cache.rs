@@ -81,7 +81,7 @@ pub struct GraphCache {
 
 impl GraphCache {
     pub fn new(groups: &Groups, m: &Manifest) -> GraphCache {
-        let inside = [&groups.tensor, &groups.tp_async, &groups.gradients];
+        let inside = [&groups.tensor, &groups.tp_async, &groups.grad_sum];
         let OffloadPlan { weights, grads, .. } = OffloadPlan::from_manifest(m);
         GraphCache {
             capturable: inside.iter().all(|group| group.capturable()) && !weights && !grads,
@@ -110,7 +110,7 @@ impl GraphCache {
             return params.wait_reductions();
         };
         // Only a pass that reduces gradients depends on compression.
-        let compressing = params.compressing() && kind.reduces();
+        let compressing = params.is_compressing() && kind.reduces();
         let slot = pass.slot;
         let key = GraphKey { kind, slot, chunk, before, compressing };
         let mut graphs = self.graphs.borrow_mut();

@@ -5,7 +5,7 @@ use comm::{Group, Solo, World};
 use device::{Backend, Tensor};
 use manifest::{LayerSplit, Manifest, Model, Precision, Schedule, Topology};
 use model::{Chunk, Cx, LayerCosts, ModelShard, TensorParallel, costs};
-use plan::grid::{Axis, Coord, GRADIENTS, Grid, SHARES, STAGES};
+use plan::grid::{Axis, Coord, GRADIENT_AXES, Grid, SHARES, STAGES};
 use plan::schedule::{self, Action, PipelineRank};
 use plan::split;
 use std::ops::Range;
@@ -18,10 +18,10 @@ pub struct Groups {
     /// The ranks of `pipeline` again, for the asynchronous messages of an interleaved schedule: to
     /// the next stage, and to the previous one. Groups of one rank if messages are exchanged
     /// synchronously.
-    pub activation_messages: Box<dyn Group>,
-    pub gradient_messages: Box<dyn Group>,
+    pub pipeline_forward: Box<dyn Group>,
+    pub pipeline_backward: Box<dyn Group>,
     /// Ranks that hold the same weights: they sum gradients, and shard states.
-    pub gradients: Box<dyn Group>,
+    pub grad_sum: Box<dyn Group>,
     /// The first and the last stage, which both hold a tied embedding.
     pub embedding: Box<dyn Group>,
     /// The ranks of `tensor` again: a second communicator, for sums that overlap with computation.
@@ -38,9 +38,9 @@ impl Groups {
         Groups {
             tensor: solo(),
             pipeline: solo(),
-            activation_messages: solo(),
-            gradient_messages: solo(),
-            gradients: solo(),
+            pipeline_forward: solo(),
+            pipeline_backward: solo(),
+            grad_sum: solo(),
             embedding: solo(),
             tp_async: solo(),
             grid: Grid::SOLO,
@@ -73,9 +73,9 @@ impl Groups {
             tensor: make("tensor", &grid.group(coord, SHARES)),
             tp_async: make("tp_async", &grid.group(coord, SHARES)),
             pipeline: make(comm::PIPELINE, &stages),
-            activation_messages: message_group(comm::ACTIVATIONS),
-            gradient_messages: message_group(comm::GRADIENTS),
-            gradients: make("data", &grid.group(coord, GRADIENTS)),
+            pipeline_forward: message_group(comm::FORWARD_MESSAGES),
+            pipeline_backward: message_group(comm::BACKWARD_MESSAGES),
+            grad_sum: make(comm::GRAD_SUM, &grid.group(coord, GRADIENT_AXES)),
             embedding,
             grid,
             coord,
@@ -98,7 +98,7 @@ impl Groups {
     /// add 0.
     pub fn sum_over_stages_and_replicas(&self, x: Tensor) {
         self.pipeline.all_reduce(x);
-        self.gradients.all_reduce(x);
+        self.grad_sum.all_reduce(x);
     }
 }
 
@@ -138,7 +138,7 @@ pub fn model_shard(groups: &Groups, m: &Manifest) -> ModelShard {
             .collect(),
         tp: groups.tensor.size(),
         tp_rank: groups.tensor.rank(),
-        dp: groups.gradients.size(),
+        dp: groups.grad_sum.size(),
     }
 }
 
@@ -189,15 +189,15 @@ pub fn slots(groups: &Groups, m: &Manifest) -> usize {
     let pp = pipeline_rank(groups, m);
     let largest = m.batch.ramp().sizes().max().expect("a batch");
     let micros = div_exact(largest, m.batch.micro * groups.replicas());
-    let kept = match m.topology.schedule {
+    let in_flight = match m.topology.schedule {
         Schedule::GPipe => micros,
-        _ => micros.min(filling(pp)),
+        _ => micros.min(micros_to_fill_twice(pp)),
     };
-    actions(pp, &m.topology, kept).1
+    actions(pp, &m.topology, in_flight).1
 }
 
 /// Micro-batches that fill a pipeline twice.
-fn filling(pp: PipelineRank) -> usize {
+fn micros_to_fill_twice(pp: PipelineRank) -> usize {
     2 * pp.ranks * pp.chunks
 }
 
@@ -265,7 +265,8 @@ train: {samples: 8000}
             let most = slots(&orders(&m.topology, 64));
             if m.topology.schedule != Schedule::GPipe {
                 let pp = PipelineRank { rank: 0, ranks: 4, chunks: m.topology.chunks };
-                assert_eq!(slots(&orders(&m.topology, filling(pp))), most, "{schedule}");
+                let filled = orders(&m.topology, micros_to_fill_twice(pp));
+                assert_eq!(slots(&filled), most, "{schedule}");
             }
             for micros in m.batch.ramp().sizes() {
                 let orders = orders(&m.topology, micros);

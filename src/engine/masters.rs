@@ -28,29 +28,25 @@ type Piece = (usize, Range<usize>);
 
 /// Consecutive pieces, of at most `size` elements, of this rank's part of each parameter.
 fn pieces(params: &[ParamStates], size: usize) -> Vec<Piece> {
-    params
-        .iter()
-        .enumerate()
-        .flat_map(|(i, kept)| {
-            let end = kept.part.end;
-            let starts = kept.part.clone().step_by(size);
-            starts
-                .map(move |start| (i, start..end.min(start + size)))
-                .collect::<Vec<_>>()
-        })
-        .collect()
+    let mut pieces = Vec::new();
+    for (i, p) in params.iter().enumerate() {
+        for start in p.part.clone().step_by(size) {
+            pieces.push((i, start..p.part.end.min(start + size)));
+        }
+    }
+    pieces
 }
 
 /// View of a piece in its permanent memory.
-fn in_place(kept: &ParamStates, range: &Range<usize>) -> ParamStates {
-    let cut = |flat: Tensor| flat.span(range.start - kept.part.start, range.len());
-    kept.piece(range.clone(), [cut(kept.get(MODEL)), cut(kept.grad)])
+fn piece_in_place(states: &ParamStates, range: &Range<usize>) -> ParamStates {
+    let cut = |flat: Tensor| flat.span(range.start - states.part.start, range.len());
+    states.piece(range.clone(), cut(states.get(MODEL)), cut(states.grad))
 }
 
 /// Calls `work` with a parameter's index and each piece of it, for all parameters in order.
 pub fn for_each_piece_in_place(params: &[ParamStates], work: &mut dyn FnMut(usize, &ParamStates)) {
     for (i, range) in pieces(params, PIECE) {
-        work(i, &in_place(&params[i], &range));
+        work(i, &piece_in_place(&params[i], &range));
     }
 }
 
@@ -59,12 +55,10 @@ impl MasterWindows {
     pub fn plan(states: &[ParamStates], model: DType, size: usize, arena: &Arena) -> MasterWindows {
         let longest = states
             .iter()
-            .map(|kept| kept.part.len().min(size))
+            .map(|p| p.part.len().min(size))
             .max()
             .unwrap_or(0);
-        let on_host = states
-            .iter()
-            .any(|kept| kept.get(MODEL).home() == Home::Host);
+        let on_host = states.iter().any(|p| p.get(MODEL).home() == Home::Host);
         let models = if on_host { longest } else { 0 };
         MasterWindows {
             size,
@@ -84,7 +78,7 @@ impl MasterWindows {
         work: &mut dyn FnMut(usize, &ParamStates),
     ) {
         let pieces = pieces(params, self.size);
-        let host = |k: usize| in_place(&params[pieces[k].0], &pieces[k].1);
+        let host = |k: usize| piece_in_place(&params[pieces[k].0], &pieces[k].1);
         let fetch = |k: usize| be.transfer(host(k).get(MASTER), self.master(k, pieces[k].1.len()));
         let mut fetches: VecDeque<Transfer> = (0..pieces.len().min(WINDOWS)).map(fetch).collect();
         let mut stores = Vec::new();
@@ -93,18 +87,17 @@ impl MasterWindows {
             let on_device = self.on_device(k, host(k));
             work(*i, &on_device);
             let store = if changes { self.store(be, &host(k), &on_device) } else { Vec::new() };
-            let previous = std::mem::replace(&mut stores, store);
-            previous
-                .into_iter()
-                .for_each(|transfer| be.finish_transfer(transfer));
+            for transfer in std::mem::replace(&mut stores, store) {
+                be.finish_transfer(transfer);
+            }
             // The window of the previous piece is free.
             if k > 0 && k + WINDOWS - 1 < pieces.len() {
                 fetches.push_back(fetch(k + WINDOWS - 1));
             }
         }
-        stores
-            .into_iter()
-            .for_each(|transfer| be.finish_transfer(transfer));
+        for transfer in stores {
+            be.finish_transfer(transfer);
+        }
     }
 
     fn master(&self, k: usize, len: usize) -> Tensor {
@@ -122,12 +115,13 @@ impl MasterWindows {
             Home::Host if model.addr() == master.addr() => window,
             Home::Host => self.windows[k % WINDOWS][1].span(0, len),
         };
-        piece.moved(MASTER, window).moved(MODEL, model)
+        piece.with_memory(MASTER, window).with_memory(MODEL, model)
     }
 
     fn store(&self, be: &dyn Backend, host: &ParamStates, device: &ParamStates) -> Vec<Transfer> {
-        let moved = |name| (device.get(name), host.get(name));
-        let mut pairs = vec![moved(MASTER), moved(MODEL)];
+        let mut pairs = [MASTER, MODEL]
+            .map(|name| (device.get(name), host.get(name)))
+            .to_vec();
         pairs.dedup();
         pairs.retain(|(from, to)| from.home() != to.home());
         pairs
@@ -178,9 +172,13 @@ topology: {data: 2, zero: 1}
         let measured = Arenas::measuring();
         lay_out(&measured);
         let (states, masters) = lay_out(&measured.reserve(&cpu).unwrap());
-        for kept in &states {
-            let values: Vec<f32> = kept.part.clone().map(|i| (i as f32 * 0.37).sin()).collect();
-            cpu.upload(bytemuck::cast_slice(&values), kept.get(MASTER));
+        for states in &states {
+            let values: Vec<f32> = states
+                .part
+                .clone()
+                .map(|i| (i as f32 * 0.37).sin())
+                .collect();
+            cpu.upload(bytemuck::cast_slice(&values), states.get(MASTER));
         }
         masters.for_each_piece(&cpu, &states, true, &mut |_, piece| {
             let master = piece.get(MASTER);
@@ -193,10 +191,10 @@ topology: {data: 2, zero: 1}
             assert_eq!(piece.param.name, states[i].param.name);
             seen += piece.part.len();
         });
-        assert_eq!(seen, states.iter().map(|kept| kept.part.len()).sum::<usize>());
+        assert_eq!(seen, states.iter().map(|states| states.part.len()).sum::<usize>());
         states
             .iter()
-            .flat_map(|kept| [MASTER, MODEL].map(|name| numbers(&cpu, kept.get(name))))
+            .flat_map(|states| [MASTER, MODEL].map(|name| numbers(&cpu, states.get(name))))
             .collect()
     }
 

@@ -68,7 +68,7 @@ pub fn lay_out(
     let train = context(be, groups, m, true);
     let layout = Layout::new(&m.model, model_shard(groups, m));
     let level = params::zero_level(groups, m);
-    let dp_rank = groups.gradients.rank();
+    let dp_rank = groups.grad_sum.rank();
     let on_host = OffloadPlan::from_manifest(m);
     let mut buckets = params::plan_buckets(level, dp_rank, &layout, train.dtype, on_host, arenas);
     let fp8 = (m.precision == Precision::Fp8).then(|| {
@@ -106,10 +106,11 @@ pub fn lay_out(
     let scalars = Scalars::plan(update.sums(), local_sums, digests, &arenas.inputs);
     let norms = on_host.grads.then(|| Norms {
         squares: update.squares(&buckets, &layout, scalars.sums),
-        sums: Norms::sums(level, &buckets, &arenas.grads),
+        sums: Norms::plan_sums(level, &buckets, &arenas.grads),
     });
-    let contexts = [&train, &eval];
-    let passes = plan_passes(groups, m, contexts, causal, (&layout, &tables), &scalars, arenas);
+    let inputs =
+        PassInputs { train: &train, eval: &eval, causal, layout: &layout, tables: &tables };
+    let passes = plan_passes(groups, m, inputs, &scalars, arenas);
     RankMemory {
         params: ParamMemory { layout, buckets, states, offload, norms },
         update,
@@ -132,47 +133,67 @@ pub struct PassBuffers {
     pub eval: Vec<Vec<Activations>>,
 }
 
+/// Inputs of the layout of passes.
+struct PassInputs<'a> {
+    train: &'a Cx<'a>,
+    eval: &'a Cx<'a>,
+    /// Whether no batch has its own mask.
+    causal: bool,
+    layout: &'a Layout,
+    tables: &'a Tables,
+}
+
+impl PassInputs<'_> {
+    /// Lays out the activations of a micro-batch, by chunk.
+    fn plan_slot(
+        &self,
+        cx: &Cx,
+        inputs: Inputs,
+        saved: &Arena,
+        workspace: &Arena,
+    ) -> Vec<Activations> {
+        let chunks = self.layout.shard.chunks.iter();
+        saved.overlay(
+            chunks.map(|chunk| Activations::plan(cx, chunk, inputs, self.tables, saved, workspace)),
+        )
+    }
+}
+
 /// Lays out the activations of every micro-batch in flight, for training and evaluation, and the
 /// buffers of a backward pass.
 fn plan_passes(
     groups: &Groups,
     m: &Manifest,
-    [train, eval]: [&Cx; 2],
-    causal: bool,
-    (layout, tables): (&Layout, &Tables),
+    passes: PassInputs,
     scalars: &Scalars,
     arenas: &Arenas,
 ) -> PassBuffers {
+    let PassInputs { train, eval, causal, .. } = passes;
     let pp = pipeline_rank(groups, m);
-    let trained = slots(groups, m);
-    let evaluated = schedule::forward_slots(pp);
-    let inputs = |_| Inputs::plan(m.batch.micro, m.model.seq_len, causal, &arenas.inputs);
-    let inputs: Vec<Inputs> = (0..trained.max(evaluated)).map(inputs).collect();
-    let chunks = |cx: &Cx, inputs: Inputs, saved: &Arena, workspace: &Arena| {
-        saved.overlay(
-            layout
-                .shard
-                .chunks
-                .iter()
-                .map(|chunk| Activations::plan(cx, chunk, inputs, tables, saved, workspace)),
-        )
-    };
+    let train_slots = slots(groups, m);
+    let eval_slots = schedule::forward_slots(pp);
+    let inputs: Vec<Inputs> = (0..train_slots.max(eval_slots))
+        .map(|_| Inputs::plan(m.batch.micro, m.model.seq_len, causal, &arenas.inputs))
+        .collect();
     let overlap = messages_overlap(&m.topology);
     let (work, messages, slots) = arenas.workspace.temporary(|workspace| {
-        let sums = [scalars.scaler.scale, scalars.z_loss];
-        let work = GradBuffers::plan(train, inputs[0].rows(), sums, workspace);
-        let messages = MessageBuffers::plan(&train.tp, work.stream, (pp, overlap), workspace);
-        let slots = inputs[..trained]
+        let scale = scalars.scaler.scale;
+        let work = GradBuffers::plan(train, inputs[0].rows(), scale, scalars.z_loss, workspace);
+        let messages = MessageBuffers::plan(&train.tp, work.stream, pp, overlap, workspace);
+        let slots = inputs[..train_slots]
             .iter()
-            .map(|i| chunks(train, *i, &arenas.saved, workspace));
-        (work, messages, slots.collect())
+            .map(|inputs| passes.plan_slot(train, *inputs, &arenas.saved, workspace))
+            .collect();
+        (work, messages, slots)
     });
     let eval = arenas.workspace.temporary(|workspace| {
         // A sample of an evaluation task packs several questions, each with its own mask.
-        let masked = |i: &Inputs| if m.train.eval_tasks.is_empty() { *i } else { i.masked() };
-        let inputs = inputs[..evaluated].iter().map(masked);
-        let slots = inputs.map(|i| chunks(eval, i, workspace, workspace));
-        slots.collect()
+        let own_masks = !m.train.eval_tasks.is_empty();
+        inputs[..eval_slots]
+            .iter()
+            .map(|inputs| if own_masks { inputs.masked() } else { *inputs })
+            .map(|inputs| passes.plan_slot(eval, inputs, workspace, workspace))
+            .collect()
     });
     PassBuffers { slots, work, messages, eval }
 }

@@ -193,7 +193,7 @@ impl<'a> Engine<'a> {
         self.limits.set(limits);
     }
 
-    /// Sets the states that serve the exchange of gradients to their initial values.
+    /// Sets the states of gradient compression to their initial values.
     pub fn init_exchange(&self) {
         self.params.init_exchange(self.manifest.train.seed);
     }
@@ -202,12 +202,11 @@ impl<'a> Engine<'a> {
     /// stores. Later gradients change by rounding only. A collective: all replicas call it after
     /// the same step.
     pub fn average_errors(&self) {
-        if let Some(compression) = self
-            .compression
-            .as_ref()
-            .filter(|c| c.has_applied(self.steps.get()))
-        {
-            compression.average_errors(&self.params);
+        match &self.compression {
+            Some(compression) if compression.has_applied(self.steps.get()) => {
+                compression.average_errors(&self.params);
+            }
+            _ => {}
         }
     }
 
@@ -251,8 +250,8 @@ impl<'a> Engine<'a> {
         self.steps.set(step + 1);
         params.set_compressing(compression.is_some());
         params.begin_step(micros);
-        be.run(op::Zero { x: s.loss });
-        be.run(op::Zero { x: s.z_loss });
+        be.run(op::Zero { x: s.loss.set() });
+        be.run(op::Zero { x: s.z_loss.set() });
         be.enter(Section::Passes);
         let computed = self.run(&order, &self.passes.slots, true, load, None);
         be.enter(Section::Once);
@@ -264,8 +263,8 @@ impl<'a> Engine<'a> {
             params.groups.sum_over_stages_and_replicas(s.z_loss);
         }
         let _span = tracing::trace_span!("optimizer", gpu = true).entered();
-        self.update
-            .run(params, rule, s, StepArgs { scale, lr, limits: self.limits.get() });
+        let args = StepArgs { scale, lr, limits: self.limits.get() };
+        self.update.run(params, rule, s, args);
         params.begin_all_gather();
         be.download_async(s.outcome);
         Ok(())
@@ -275,9 +274,8 @@ impl<'a> Engine<'a> {
     /// as the host can measure it.
     pub fn outcome(&self) -> anyhow::Result<(Outcome, Moment)> {
         let mut received = self.received.borrow_mut();
-        let ended = self
-            .be
-            .finish_download(bytemuck::cast_slice_mut(&mut received))?;
+        let bytes = bytemuck::cast_slice_mut(&mut received);
+        let ended = self.be.finish_download(bytes)?;
         Ok((Scalars::read(&received), ended))
     }
 
@@ -294,7 +292,7 @@ impl<'a> Engine<'a> {
     fn forwards(&self, load: Load, micros: usize, sink: Option<LossSink>) -> anyhow::Result<()> {
         let rounds = schedule::forwards(self.pipeline_rank(), micros);
         let actions = schedule::with_messages(self.pipeline_rank(), &rounds);
-        self.be.run(op::Zero { x: self.scalars.loss });
+        self.be.run(op::Zero { x: self.scalars.loss.set() });
         self.run(&actions, &self.passes.eval, false, load, sink)
     }
 
@@ -312,8 +310,7 @@ impl<'a> Engine<'a> {
         let loss = self.scalars.loss;
         let params = &self.params;
         let graphs = &self.graphs;
-        let cx = context(be, &params.groups, &self.manifest, training);
-        let cx = Cx { fp8: self.fp8, ..cx };
+        let cx = Cx { fp8: self.fp8, ..context(be, &params.groups, &self.manifest, training) };
         let stage = Stage { cx, layout: &params.layout, store: params };
         let activations = |pass: Pass| &slots[pass.slot][pass.chunk];
         let micros = actions
@@ -337,9 +334,9 @@ impl<'a> Engine<'a> {
                             (_, true) => {}
                             (_, false) => inputs.copy(be, &slots[pass.home][0].inputs),
                         }
-                        let room = self.fp8.map(|room| room.for_forward(pass.micro == 0));
-                        let codes = room.is_some_and(|room| room.new_weights);
-                        let stage = Stage { cx: Cx { fp8: room, ..cx }, ..stage };
+                        let fp8 = self.fp8.map(|fp8| fp8.for_forward(pass.micro == 0));
+                        let codes = fp8.is_some_and(|fp8| fp8.new_weights);
+                        let stage = Stage { cx: Cx { fp8, ..cx }, ..stage };
                         graphs.run(params, PassKind::Forward { training, codes }, pass, || {
                             stage.forward(activations(pass))
                         });

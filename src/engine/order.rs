@@ -23,7 +23,7 @@ pub struct StepOrder {
 #[derive(Default)]
 struct Last {
     micros: usize,
-    /// Steps of so many micro-batches.
+    /// Consecutive steps of `micros` micro-batches.
     steps: u64,
     exchanged: bool,
     actions: Vec<Action>,
@@ -49,7 +49,9 @@ impl StepOrder {
                 let topology = Topology { overlap_p2p, ..self.topology.clone() };
                 last.actions = actions(self.pp, &topology, micros).0;
             }
-            (last.micros, last.steps, last.exchanged) = (micros, steps + 1, exchanged);
+            last.micros = micros;
+            last.steps = steps + 1;
+            last.exchanged = exchanged;
         }
         Ref::map(self.last.borrow(), |last| &last.actions[..])
     }

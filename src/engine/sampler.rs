@@ -102,8 +102,10 @@ impl<'a> Sampler<'a> {
             let pass = if remaining == 1 { &mut self.one } else { &mut self.several };
             let new = &tokens[first..][..remaining.min(pass.batch.seq_len())];
             pass.fill(first, new);
-            let cx = context(self.be, &self.groups, &self.manifest, false);
-            let cx = Cx { cached_tokens: first, ..cx };
+            let cx = Cx {
+                cached_tokens: first,
+                ..context(self.be, &self.groups, &self.manifest, false)
+            };
             self.cache.begin(&cx, first, pass.batch.seq_len());
             let stage = Stage { cx, layout: self.weights.layout(), store: &self.weights };
             pass.activations.inputs.upload(self.be, &pass.batch);
@@ -126,16 +128,13 @@ impl Pass {
     /// Fills the batch with the tokens `new` from position `first`. The remaining rows are padding
     /// that no token attends to.
     fn fill(&mut self, first: usize, new: &[u32]) {
-        for (row, to) in self.batch.column_mut(Column::Tokens).iter_mut().enumerate() {
-            *to = new.get(row).map_or(0, |token| *token as i32);
+        let tokens = self.batch.column_mut(Column::Tokens);
+        for (row, token) in tokens.iter_mut().enumerate() {
+            *token = new.get(row).map_or(0, |token| *token as i32);
         }
-        for (row, to) in self
-            .batch
-            .column_mut(Column::Positions)
-            .iter_mut()
-            .enumerate()
-        {
-            *to = if row < new.len() { (first + row) as i32 } else { 0 };
+        let positions = self.batch.column_mut(Column::Positions);
+        for (row, position) in positions.iter_mut().enumerate() {
+            *position = if row < new.len() { (first + row) as i32 } else { 0 };
         }
     }
 }

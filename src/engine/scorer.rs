@@ -85,7 +85,7 @@ impl LossSource for Scorer<'_> {
         let cx = context(self.be, &self.groups, &self.manifest, false);
         let stage = Stage { cx, layout: self.weights.layout(), store: &self.weights };
         let activations = |pass: Pass| &self.slots[pass.slot][pass.chunk];
-        self.be.run(op::Zero { x: self.loss });
+        self.be.run(op::Zero { x: self.loss.set() });
         let buffers = &MessageBuffers::NONE;
         let comm = PipelineComm { be: self.be, pp, groups: &self.groups, tp: cx.tp, buffers };
         execute(
@@ -130,8 +130,9 @@ fn lay_out<'a>(
     let tables = Tables::plan(&cx, &arenas.inputs);
     let loss = arenas.inputs.matrix(1, 1, DType::F32);
     let slots = schedule::forward_slots(pipeline_rank(groups, m));
-    let inputs = |_| Inputs::plan(m.batch.micro, seq_len, false, &arenas.inputs);
-    let inputs: Vec<Inputs> = (0..slots).map(inputs).collect();
+    let inputs: Vec<Inputs> = (0..slots)
+        .map(|_| Inputs::plan(m.batch.micro, seq_len, false, &arenas.inputs))
+        .collect();
     let slots = inputs
         .iter()
         .map(|inputs| {

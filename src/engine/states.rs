@@ -138,18 +138,19 @@ impl Extent {
 
     /// Number of elements for a rank's share of a parameter.
     pub fn numel(self, param: &Param) -> usize {
-        self.part_for(TensorSlice { at: [0, 0], size: [param.rows, param.cols] })
-            .numel()
+        let share = TensorSlice { at: [0, 0], size: [param.rows, param.cols] };
+        self.part_for(share).numel()
     }
 
-    /// Whether it serves the exchange of gradients and not the model. A run may resume without its
-    /// saved values.
+    /// Whether gradient compression uses it, not the optimizer. A run may resume without its saved
+    /// values.
     pub fn serves_exchange(self) -> bool {
         matches!(self, Extent::PerReplica | Extent::LowRank { .. })
     }
 
     /// Whether a parameter of this size can have such a state.
-    pub fn fits(self, [rows, cols]: [usize; 2]) -> bool {
+    pub fn fits(self, size: [usize; 2]) -> bool {
+        let [rows, cols] = size;
         match self {
             Extent::ColBlocks(n) => n > 0 && cols.is_multiple_of(n),
             Extent::LowRank { rank, shares } => {
@@ -243,22 +244,20 @@ impl ParamStates {
     pub fn plan(
         param: &Param,
         part: Range<usize>,
-        [model, grad]: [Tensor; 2],
+        model: Tensor,
+        grad: Tensor,
         specs: &[StateSpec],
         on_host: impl Fn(&StateSpec) -> bool,
         mut place: impl FnMut(&StateSpec, usize) -> Tensor,
     ) -> Option<ParamStates> {
-        let shared = |spec: &StateSpec| {
-            let cast = Initial::CastOf(spec.name);
-            on_host(spec) == (model.home() == Home::Host)
-                && specs
-                    .iter()
-                    .any(|other| other.init == cast && other.dtype == spec.dtype)
-        };
         let mut states = Vec::new();
         for spec in specs {
             let len = spec.extent.shard(param, &part).len();
-            let at = if spec.name == MODEL || shared(spec) {
+            let has_equal_copy = specs
+                .iter()
+                .any(|other| other.init == Initial::CastOf(spec.name) && other.dtype == spec.dtype);
+            let is_shared = has_equal_copy && on_host(spec) == (model.home() == Home::Host);
+            let at = if spec.name == MODEL || is_shared {
                 model
             } else if len > 0 {
                 place(spec, len)
@@ -269,33 +268,28 @@ impl ParamStates {
             };
             states.push((*spec, at));
         }
-        let kept = states.iter().any(|(_, at)| at.numel() > 0);
-        kept.then(|| ParamStates { param: param.clone(), part, grad, states })
+        let has_elements = states.iter().any(|(_, at)| at.numel() > 0);
+        has_elements.then(|| ParamStates { param: param.clone(), part, grad, states })
     }
 
     /// States of a sub-range of the part, with other memory for model weight and gradient. States
     /// that ZeRO does not shard (`Extent::is_sharded`) stay whole.
-    pub fn piece(&self, part: Range<usize>, [model, grad]: [Tensor; 2]) -> ParamStates {
-        let states = self
-            .states
-            .iter()
-            .map(|(spec, at)| {
-                let shard = |part| spec.extent.shard(&self.param, part);
-                let whole = shard(&self.part);
-                let piece = shard(&part);
-                let at = match spec.name {
-                    MODEL => model,
-                    _ if at.numel() == 0 => *at,
-                    _ => at.span(piece.start - whole.start, piece.len()),
-                };
-                (*spec, at)
-            })
-            .collect();
-        ParamStates { param: self.param.clone(), part, grad, states }
+    pub fn piece(&self, part: Range<usize>, model: Tensor, grad: Tensor) -> ParamStates {
+        let mut piece = ParamStates { part, grad, ..self.clone() };
+        for (spec, at) in &mut piece.states {
+            let whole = spec.extent.shard(&self.param, &self.part);
+            let shard = spec.extent.shard(&self.param, &piece.part);
+            *at = match spec.name {
+                MODEL => model,
+                _ if at.numel() == 0 => *at,
+                _ => at.span(shard.start - whole.start, shard.len()),
+            };
+        }
+        piece
     }
 
-    /// The same states, with one of them in other memory.
-    pub fn moved(mut self, name: &str, at: Tensor) -> ParamStates {
+    /// The same states, with the named one in other memory.
+    pub fn with_memory(mut self, name: &str, at: Tensor) -> ParamStates {
         for (_, tensor) in self.states.iter_mut().filter(|(spec, _)| spec.name == name) {
             *tensor = at;
         }
@@ -303,13 +297,11 @@ impl ParamStates {
     }
 
     /// Non-empty states, each with the range of its elements and its memory.
-    pub fn states(&self) -> impl Iterator<Item = (&StateSpec, Range<usize>, Tensor)> {
-        let shard = |spec: &StateSpec| spec.extent.shard(&self.param, &self.part);
-        let states = self
-            .states
+    pub fn iter(&self) -> impl Iterator<Item = (&StateSpec, Range<usize>, Tensor)> {
+        self.states
             .iter()
-            .map(move |(spec, at)| (spec, shard(spec), *at));
-        states.filter(|(.., at)| at.numel() > 0)
+            .filter(|(_, at)| at.numel() > 0)
+            .map(|(spec, at)| (spec, spec.extent.shard(&self.param, &self.part), *at))
     }
 
     /// Rounds the master weight into the model weight.
@@ -323,9 +315,9 @@ impl ParamStates {
 
     /// Tensor of the named state; empty if this rank has no element of it.
     pub fn get(&self, name: &str) -> Tensor {
-        let found = self.states.iter().find(|(spec, _)| spec.name == name);
-        found
-            .unwrap_or_else(|| panic!("{} has no {name}", self.param.name))
-            .1
+        let Some((_, at)) = self.states.iter().find(|(spec, _)| spec.name == name) else {
+            panic!("{} has no {name}", self.param.name)
+        };
+        *at
     }
 }

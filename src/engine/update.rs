@@ -6,7 +6,7 @@ use super::rule::{OptimizerRule, Place, Step};
 use super::scalars::Scalars;
 use super::scaler;
 use super::states::ParamStates;
-use device::{Home, Scaling, StepLimits, Tensor, op};
+use device::{Home, InPlace, Scaling, StepLimits, Tensor, op};
 use manifest::Manifest;
 use model::{Layout, TpSplit};
 use std::ops::Range;
@@ -38,31 +38,30 @@ pub struct Update {
 impl Update {
     /// Collects the gradients of a tensor-parallel rank.
     pub fn new(states: &[ParamStates], tp_rank: usize, m: &Manifest, scratch: Tensor) -> Update {
-        let elsewhere = |kept: &&ParamStates| is_counted_elsewhere(kept, tp_rank);
-        let updated = states.iter().filter(|kept| !kept.part.is_empty());
-        let (elsewhere, counted): (Vec<_>, Vec<_>) = updated.partition(elsewhere);
-        let owned = || counted.iter().chain(&elsewhere);
-        let place = |kept: &&ParamStates| {
-            let first = kept.param.offset;
-            let part = &kept.part;
-            (kept.param.bucket, first + part.start..first + part.end)
-        };
-        let grads: Vec<Tensor> = owned().map(|kept| kept.grad).collect();
-        let mut on_device: Vec<Range<usize>> = Vec::new();
-        for (i, _) in grads
+        let (counted_elsewhere, counted): (Vec<&ParamStates>, Vec<&ParamStates>) = states
             .iter()
-            .enumerate()
-            .filter(|(_, g)| g.home() == Home::Device)
-        {
-            match on_device.last_mut().filter(|run| run.end == i) {
-                Some(run) => run.end += 1,
-                None => on_device.push(i..i + 1),
+            .filter(|p| !p.part.is_empty())
+            .partition(|p| is_counted_elsewhere(p, tp_rank));
+        let mut grads = Vec::new();
+        let mut names = Vec::new();
+        let mut places = Vec::new();
+        let mut on_device: Vec<Range<usize>> = Vec::new();
+        for (i, p) in counted.iter().chain(&counted_elsewhere).enumerate() {
+            let first = p.param.offset;
+            grads.push(p.grad);
+            names.push(p.param.name.clone());
+            places.push((p.param.bucket, first + p.part.start..first + p.part.end));
+            if p.grad.home() == Home::Device {
+                match on_device.last_mut().filter(|run| run.end == i) {
+                    Some(run) => run.end += 1,
+                    None => on_device.push(i..i + 1),
+                }
             }
         }
         Update {
             grads,
-            names: owned().map(|kept| kept.param.name.clone()).collect(),
-            places: owned().map(place).collect(),
+            names,
+            places,
             on_device,
             counted: counted.len(),
             scaling: scaler::scaling(m),
@@ -111,18 +110,19 @@ impl Update {
         be.run(op::Sum { x: s.sums.span(0, self.counted), y: s.norm.set() });
         params.sum_over_owners(s.norm);
         be.run(op::Clip { sums: s.norm, scale, max_norm: self.max_norm, y: s.clip.set() });
-        let factor = s.rule.span(0, 1);
+        let factor = InPlace(s.rule.span(0, 1));
         be.run(op::LossScaleStep {
             scaling: self.scaling,
-            scaler: s.scaler,
+            scaler: InPlace(s.scaler),
             factor,
-            status: s.status,
+            status: s.status.set(),
         });
         if let Some(limits) = limits {
             let loss = s.loss;
             let norm = s.clip.span(0, 1);
-            let scaler = s.scaler;
-            be.run(op::SkipAbove { limits, loss, norm, scaler, factor, status: s.status });
+            let counts = InPlace(s.scaler.counts);
+            let status = InPlace(s.status);
+            be.run(op::SkipAbove { limits, loss, norm, counts, factor, status });
         }
         let step = self.step(params, s, lr as f32);
         rule.begin(&step);
@@ -153,7 +153,7 @@ impl Update {
 }
 
 /// Whether another rank counts a parameter's sum of squares.
-fn is_counted_elsewhere(kept: &ParamStates, tp_rank: usize) -> bool {
-    let repeated = kept.param.spec.split == TpSplit::Whole && tp_rank > 0;
-    repeated || kept.param.tied_copy
+fn is_counted_elsewhere(states: &ParamStates, tp_rank: usize) -> bool {
+    let repeated = states.param.spec.split == TpSplit::Whole && tp_rank > 0;
+    repeated || states.param.tied_copy
 }

@@ -1,17 +1,16 @@
 //! Campaign: models of several sizes, each with the tokens of a scaling law, and their total cost.
 
 use super::change::flag_lines;
-use super::days::Days;
 use super::search::print::{flags_json, sized_sets};
 use super::search::{Candidate, Planned};
 use super::shapes::published;
 use super::view::{GIB, Terms};
 use super::words::{self, alike, span};
+use base::table::{Cell, Printout, Rows, Table};
 use base::{Count, Problems, number};
 use manifest::{Family, Ffn, Manifest, Model};
 use model::parameters;
-use serde_json::{Value, json};
-use std::fmt::Write;
+use serde_json::json;
 
 /// Loss of a model of N parameters after D tokens: E + A/N^α + B/D^β (Hoffmann et al. 2022).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,11 +27,11 @@ pub enum Law {
 }
 
 impl Law {
-    /// Chinchilla's runs, as Besiroglu et al. (2024) fit them: 15 to 30 tokens a parameter.
+    /// Chinchilla's runs, as Besiroglu et al. (2024) fit them: 15 to 30 tokens per parameter.
     pub const CHINCHILLA: Law =
         Law::Fit { e: 1.8172, a: 482.01, alpha: 0.3478, b: 2085.43, beta: 0.3658 };
 
-    /// "chinchilla", tokens a parameter, or "E,A,α,B,β" of the user's own fit.
+    /// "chinchilla", tokens per parameter, or "E,A,α,B,β" of the user's own fit.
     pub fn read(text: &str) -> Result<Law, String> {
         if text == "chinchilla" {
             return Ok(Law::CHINCHILLA);
@@ -45,7 +44,10 @@ impl Law {
         match numbers[..] {
             [ratio] if sound && !text.contains(',') => Ok(Law::PerParameter(ratio)),
             [e, a, alpha, b, beta] if sound => Ok(Law::Fit { e, a, alpha, b, beta }),
-            _ => Err("a law is `chinchilla`, tokens a parameter as 20, or a fit E,A,α,B,β".into()),
+            _ => {
+                Err("a law is `chinchilla`, tokens per parameter such as 20, or a fit E,A,α,B,β"
+                    .into())
+            }
         }
     }
 
@@ -184,67 +186,61 @@ impl Member {
         Some(sets)
     }
 
-    /// Line of the table; seconds of a step are in the unit of the slowest one.
-    fn cells(&self, law: Law, slowest: f64) -> Vec<String> {
-        let m = &self.manifest.model;
-        let terms = &self.terms;
-        let loss = law.loss(self.parameters(), self.tokens());
-        let mut cells = vec![
-            short(self.size),
-            format!("{}×{}", m.layers, m.hidden),
-            short(self.tokens()),
-            loss.map_or("–".to_string(), |loss| format!("{loss:.2}")),
-        ];
-        let Ok(Planned { candidate, days }) = &self.best else {
-            cells.push("none".to_string());
-            return cells;
-        };
-        let price = terms.money(terms.cost(days));
-        cells.extend([
-            topology(candidate),
-            format!("{:.1}", candidate.bytes / GIB),
-            alike(candidate.seconds, slowest),
-            span(terms.calendar_seconds(days)),
-            if terms.has_price() { price } else { "–".to_string() },
-        ]);
-        cells
+    /// Cell of the best plan; empty without one.
+    fn planned(&self, cell: impl Fn(&Planned) -> Cell) -> Cell {
+        self.best.as_ref().map_or(Cell::default(), cell)
     }
 
     /// Remarks on the size, and the reason why there is no plan.
-    fn notes(&self) -> String {
-        let (size, name) = (self.parameters(), short(self.size));
-        let mut notes = String::new();
+    fn notes(&self) -> Vec<String> {
+        let size = self.parameters();
+        let name = short(self.size);
+        let mut notes = Vec::new();
         if (size / self.size).ln().abs() > OFF {
             let all = short(size);
             let vocab = Count(self.manifest.model.vocab as u64);
-            notes += &format!("  {name}: {all} parameters with the vocabulary of {vocab}\n");
+            notes.push(format!("{name}: {all} parameters with the vocabulary of {vocab}"));
         }
-        if let Err(why) = &self.best {
-            notes += &format!("  {name}: {why}\n");
-        }
+        notes.extend(self.best.as_ref().err().map(|why| format!("{name}: {why}")));
         notes
     }
+}
 
-    fn json(&self, like: &Manifest, law: Law) -> Value {
-        let m = &self.manifest.model;
-        let terms = &self.terms;
-        let size = self.parameters();
-        let tokens = self.tokens();
-        let mut row = json!({ "parameters": size, "layers": m.layers, "hidden": m.hidden,
-            "tokens": tokens, "loss": law.loss(size, tokens), "fits": self.best.is_ok() });
-        match &self.best {
-            Err(why) => row["why"] = json!(why),
-            Ok(Planned { candidate, days }) => {
-                row["sec_per_iter"] = json!(candidate.seconds);
-                row["time_bar"] = json!(candidate.seconds_error);
-                row["topology"] = json!(topology(candidate));
-                row["days"] = json!(terms.calendar_days(days));
-                row["money"] = json!(terms.cost(days));
-                row["set"] = flags_json(&self.sets(like).unwrap_or_default());
-            }
-        }
-        row
-    }
+/// Table with a row per model. Seconds of a step are in the unit of the slowest one.
+fn table(like: &Manifest, members: &[Member], law: Law, slowest: f64) -> Table {
+    let loss = |m: &Member| law.loss(m.parameters(), m.tokens());
+    Rows::new(members)
+        .text("size", |m| Cell::new(m.size, short(m.size)))
+        .text("layers×width", |Member { manifest: Manifest { model, .. }, .. }| {
+            format!("{}×{}", model.layers, model.hidden)
+        })
+        .column("tokens", "tokens", |m| Cell::new(m.tokens(), short(m.tokens())))
+        .column("loss", "loss", |m| Cell::optional(loss(m).map(|loss| Cell::fixed(loss, 2))))
+        .json("parameters", |m| m.parameters())
+        .json("layers", |m| m.manifest.model.layers)
+        .json("hidden", |m| m.manifest.model.hidden)
+        .json("fits", |m| m.best.is_ok())
+        .json("why", |m| {
+            m.best
+                .as_ref()
+                .map_or_else(|why| why.clone().into(), |_| Cell::default())
+        })
+        .column("topology", "topology", |m| match &m.best {
+            Ok(best) => topology(&best.candidate).into(),
+            Err(_) => Cell::without_value("none"),
+        })
+        .text("GiB", |m| m.planned(|p| Cell::fixed(p.candidate.bytes / GIB, 1)))
+        .column("per step", "sec_per_iter", |m| {
+            m.planned(|p| Cell::new(p.candidate.seconds, alike(p.candidate.seconds, slowest)))
+        })
+        .json("time_bar", |m| m.planned(|p| p.candidate.seconds_error.into()))
+        .column("time", "days", |m| m.planned(|p| m.terms.days_cell(&p.days, span)))
+        .column("cost", "money", |m| m.planned(|p| m.terms.cost_cell(&p.days)))
+        .json("set", |m| {
+            m.sets(like)
+                .map_or(Cell::default(), |sets| flags_json(&sets).into())
+        })
+        .table()
 }
 
 /// "TP 1 PP 4 DP 16 Z0 mb 1"
@@ -254,59 +250,46 @@ fn topology(candidate: &Candidate) -> String {
     format!("TP {} PP {} DP {} Z{} mb {micro}", t.tensor, t.pipeline, t.data, t.zero)
 }
 
-/// Table with a row per model of the proportions of `like`, and their sum.
-pub fn table(like: &Manifest, members: &[Member], law: Law, devices: usize) -> (String, Value) {
-    let head =
-        ["size", "layers×width", "tokens", "loss", "topology", "GiB", "a step", "time", "money"];
-    let plans = || {
-        members
-            .iter()
-            .filter_map(|member| Some((member, member.best.as_ref().ok()?)))
-    };
-    let slowest = plans()
-        .map(|(_, best)| best.candidate.seconds)
-        .fold(0.0, f64::max);
-    let rows = members.iter().map(|member| member.cells(law, slowest));
-    let lines: Vec<Vec<String>> = [head.map(str::to_string).to_vec()]
-        .into_iter()
-        .chain(rows)
-        .collect();
-    // The sum of no number is -0.
-    let total = |of: fn(&Terms, &Days) -> f64| {
-        plans().fold(0.0, |sum, (member, best)| sum + of(&member.terms, &best.days))
-    };
-    let seconds = total(Terms::calendar_seconds);
-    let sum = total(Terms::cost);
-    let fits = plans().count() == members.len();
-    let partly = if fits { "" } else { ", without those that have no plan" };
-    let paid = members
-        .first()
-        .map(|member| &member.terms)
-        .filter(|terms| terms.has_price())
-        .map_or(String::new(), |terms| format!(", {}", terms.money(sum)));
-    let mut text = words::table(&lines, 0);
-    text.extend(members.iter().map(Member::notes));
-    let _ = writeln!(
-        text,
-        "\nall on {}, one after the other{partly}: {}{paid}",
-        words::devices(devices),
-        span(seconds),
-    );
-    if let Some((_, Planned { candidate: Candidate { setup, .. }, .. })) = plans().next() {
-        for note in setup.hardware.notes(setup.program.name(), seconds) {
-            text += &format!("  {note}\n");
+/// Plans of models of the proportions of `like`, and their sum.
+pub fn printout(like: &Manifest, members: &[Member], law: Law, devices: usize) -> Printout {
+    let mut slowest = 0.0;
+    let mut seconds = 0.0;
+    let mut sum = 0.0;
+    let mut notes = Vec::new();
+    for member in members {
+        if let Ok(Planned { candidate, days }) = &member.best {
+            slowest = candidate.seconds.max(slowest);
+            seconds += member.terms.calendar_seconds(days);
+            sum += member.terms.cost(days);
+            let setup = &candidate.setup;
+            notes = setup.hardware.notes(setup.program.name(), seconds);
         }
     }
+    let fits = members.iter().all(|member| member.best.is_ok());
+    let table = table(like, members, law, slowest);
+    let mut out = Printout::new(
+        json!({ "sizes": table.json(), "days": seconds / 86400.0, "money": sum, "fits": fits }),
+    );
+    out.table(table);
     for member in members {
-        let sets = member.sets(like);
-        let lines = sets.map(|sets| format!("\n{}\n{}", short(member.size), flag_lines(&sets)));
-        text += &lines.unwrap_or_default();
+        out.indented(member.notes());
     }
-    let rows: Vec<Value> = members
-        .iter()
-        .map(|member| member.json(like, law))
-        .collect();
-    (text, json!({ "sizes": rows, "days": seconds / 86400.0, "money": sum, "fits": fits }))
+    let partly = if fits { "" } else { ", without those that have no plan" };
+    let paid = match members.first() {
+        Some(member) if member.terms.has_price() => format!(", {}", member.terms.money(sum)),
+        _ => String::new(),
+    };
+    let devices = words::devices(devices);
+    let time = span(seconds);
+    out.line(format!("\nall on {devices}, one after the other{partly}: {time}{paid}"));
+    out.indented(notes);
+    for member in members {
+        if let Some(sets) = member.sets(like) {
+            out.line(format!("\n{}", short(member.size)));
+            out.indented(flag_lines(&sets));
+        }
+    }
+    out
 }
 
 /// Size as text, such as "1.3B".

@@ -186,8 +186,8 @@ pub fn set_flags(sets: &[String]) -> String {
         .join(" ")
 }
 
-/// Flags in lines that are indented, of at most 100 columns.
-pub fn flag_lines(sets: &[String]) -> String {
+/// Flags in lines of at most 96 columns.
+pub fn flag_lines(sets: &[String]) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for set in sets {
         let flag = set_flags(std::slice::from_ref(set));
@@ -196,7 +196,7 @@ pub fn flag_lines(sets: &[String]) -> String {
             _ => lines.push(flag),
         }
     }
-    lines.iter().map(|line| format!("    {line}\n")).collect()
+    lines
 }
 
 /// Changes that need less memory.

@@ -3,11 +3,11 @@
 
 use super::print;
 use super::view::{GIB, View};
-use super::words::{alike, span};
+use super::words::{self, alike, span};
 use base::Count;
+use base::table::{Cell, Printout, Table};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 /// Minimum change of a part, as a share of the whole, to be printed.
 const WORTH_SAYING: f64 = 0.005;
@@ -20,81 +20,84 @@ pub struct Side<'a> {
     pub effective: &'a str,
 }
 
-/// Figure: its name, both values, and their format.
-type Figure<'a> = (&'a str, f64, f64, &'a dyn Fn(f64) -> String);
-
-/// As text of at most 100 columns, and as JSON.
-pub fn compared(now: &Side, then: &Side) -> (String, Value) {
+/// Both plans side by side.
+pub fn compared(now: &Side, then: &Side) -> Printout {
     let a = now.view;
     let b = then.view;
     let changed = changes(now.effective, then.effective);
-    let mut text = format!("{:24}{:>18}{:>18}{:>12}\n", "", now.name, then.name, "change");
-    let gib = |bytes: f64| format!("{:.1} GiB", bytes / GIB);
-    let largest = a.seconds.max(b.seconds);
-    let seconds = |seconds: f64| alike(seconds, largest);
-    let count = |count: f64| Count(count as u64).to_string();
-    let paid = |sum: f64| a.terms.money(sum);
-    let calendar = |view: &View| view.terms.calendar_seconds(&view.days);
-    let cost = |view: &View| view.terms.cost(&view.days);
-    let [ours, theirs] = [a, b].map(|view| view.setup.ranks() as f64);
-    let figures: [Figure; 6] = [
-        ("devices", ours, theirs, &count),
-        ("memory of a device", a.reserved, b.reserved, &gib),
-        ("a step", a.seconds, b.seconds, &seconds),
-        ("the run", calendar(a), calendar(b), &span),
-        ("device hours", a.days.device_hours(), b.days.device_hours(), &super::words::hours),
-        ("money", cost(a), cost(b), &paid),
-    ];
-    let shown = figures.len() - usize::from(!a.terms.has_price());
-    for (name, a, b, say) in figures.into_iter().take(shown) {
-        let _ = writeln!(text, "{name:24}{:>18}{:>18}{:>12}", say(a), say(b), share(a, b));
-    }
-    let fits = |view: &View| if view.fits_all() { "yes" } else { "NO" };
-    let _ = writeln!(text, "{:24}{:>18}{:>18}", "fits", fits(a), fits(b));
-    text += "\nChanged\n";
-    for (key, [from, to]) in &changed {
-        let _ = writeln!(text, "  {key}: {from} → {to}");
-    }
-    if changed.is_empty() {
-        text += "  nothing\n";
-    }
-    text += "\nWhy\n";
     let memory = differences(&peak_terms(a), &peak_terms(b), a.reserved.max(b.reserved));
     let time = differences(&a.parts, &b.parts, a.seconds.max(b.seconds));
-    for (of, say, parts) in
-        [("memory", &gib as &dyn Fn(f64) -> String, &memory), ("a step", &seconds, &time)]
-    {
-        for (name, from, to) in parts {
-            let _ = writeln!(
-                text,
-                "  {of:8}{name:24}{:>12} → {:>10}{:>12}",
-                say(*from),
-                say(*to),
-                share(*from, *to)
-            );
-        }
+    let json = json!({
+        "now": print::json(a), "what_if": print::json(b), "changed": changed,
+        "memory_bytes": pairs(&memory), "seconds": pairs(&time),
+    });
+    let mut out = Printout::new(json);
+    out.table(figures(now, then));
+    out.line("\nChanged");
+    for (key, [from, to]) in &changed {
+        out.line(format!("  {key}: {from} → {to}"));
     }
-    if memory.is_empty() && time.is_empty() {
-        text += "  no part of memory or of a step changes\n";
+    if changed.is_empty() {
+        out.line("  nothing");
     }
-    let parts = |parts: &[(&str, f64, f64)]| {
-        let each = parts
-            .iter()
-            .map(|(name, a, b)| (name.to_string(), json!([a, b])));
-        Value::Object(each.collect())
-    };
-    let json = json!({ "now": print::json(a), "what_if": print::json(b), "changed": changed,
-        "memory_bytes": parts(&memory), "seconds": parts(&time) });
-    (text, json)
+    let largest = a.seconds.max(b.seconds);
+    let mut rows = Vec::new();
+    for (name, from, to) in memory {
+        let [name, from, to, change] = figure(name, from, to, &gib);
+        rows.push(["memory".into(), name, from, to, change]);
+    }
+    for (name, from, to) in time {
+        let seconds = |seconds| alike(seconds, largest);
+        let [name, from, to, change] = figure(name, from, to, &seconds);
+        rows.push(["step".into(), name, from, to, change]);
+    }
+    if rows.is_empty() {
+        out.line("\nWhy\n  no part of memory or of a step changes");
+    }
+    out.table(Table::from_cells(["", "", now.name, then.name, "change"], rows).titled("Why"));
+    out
 }
 
-/// "+3.1 %"; "new" where there was nothing.
-fn share(from: f64, to: f64) -> String {
-    match from {
-        _ if from == to => "–".to_string(),
-        0.0 => "new".to_string(),
-        _ => format!("{:+.1} %", 100.0 * (to / from - 1.0)),
+/// Figures of both plans.
+fn figures(now: &Side, then: &Side) -> Table {
+    let a = now.view;
+    let b = then.view;
+    let terms = &a.terms;
+    let row = |name: &str, of: &dyn Fn(&View) -> f64, format: &dyn Fn(f64) -> String| {
+        figure(name, of(a), of(b), format)
+    };
+    let largest = a.seconds.max(b.seconds);
+    let mut rows = vec![
+        row("devices", &|v| v.setup.ranks() as f64, &|count| Count(count as u64).to_string()),
+        row("memory per device", &|v| v.reserved, &gib),
+        row("time per step", &|v| v.seconds, &|seconds| alike(seconds, largest)),
+        row("time of the run", &|v| v.terms.calendar_seconds(&v.days), &span),
+        row("device-hours", &|v| v.days.device_hours(), &words::hours),
+    ];
+    if terms.has_price() {
+        rows.push(row("cost", &|v| v.terms.cost(&v.days), &|sum| terms.money(sum)));
     }
+    let fits = |view: &View| if view.fits_all() { "yes" } else { "NO" };
+    rows.push(["fits".into(), fits(a).into(), fits(b).into(), Cell::default()]);
+    Table::from_cells(["", now.name, then.name, "change"], rows)
+}
+
+/// Cells of a figure: its name, both values and the change.
+fn figure(name: &str, from: f64, to: f64, format: &dyn Fn(f64) -> String) -> [Cell; 4] {
+    let cell = |value: f64| Cell::new(value, format(value));
+    [name.into(), cell(from), cell(to), words::change(from, to)]
+}
+
+fn gib(bytes: f64) -> String {
+    format!("{:.1} GiB", bytes / GIB)
+}
+
+/// Both values of each part, by name.
+fn pairs(parts: &[(&str, f64, f64)]) -> Value {
+    let pairs = parts
+        .iter()
+        .map(|(name, a, b)| (name.to_string(), json!([a, b])));
+    Value::Object(pairs.collect())
 }
 
 /// Memory of the stage that needs most, by part.

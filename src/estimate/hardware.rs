@@ -22,7 +22,7 @@ pub struct Hardware {
     pub about: String,
     /// Peak of one device, dense, in 16 bits.
     pub peak_tflops: f64,
-    /// Peak in 8 and in 4 bits; 0 if it has none.
+    /// Peak TFLOP/s in 8-bit and in 4-bit floats; 0 if unsupported.
     #[serde(default)]
     pub fp8_tflops: f64,
     #[serde(default)]
@@ -178,7 +178,7 @@ fn as_planned() -> PartSeconds {
 }
 
 /// Half the error bar for a device without measurements of gptrain. The bar is 65 %: nine in ten measured
-/// steps of other programs are within it of an estimate by data sheets alone (benches/RESULTS.md).
+/// steps of other programs are within it of an estimate by data sheets alone (benches/LOG.md).
 fn unmeasured() -> f64 {
     0.325
 }

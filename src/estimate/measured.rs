@@ -207,7 +207,7 @@ impl Measured {
                 || !ops.all(good)
                 || !copies.into_iter().all(good)
             {
-                return Some(format!("the figures of rank {} are not speeds", rank.rank));
+                return Some(format!("rank {} reported invalid figures", rank.rank));
             }
         }
         let row = self

@@ -1,18 +1,18 @@
 //! A run's plan beside what was measured: one table of the parts of a step, in seconds. The run
 //! writes it after its first steps; `status`, the report and `estimate --calibrate` read it.
 
-use comm::{ACTIVATIONS, GRADIENTS, PIPELINE};
+use base::table::{Cell, Rows, Table};
+use comm::{BACKWARD_MESSAGES, FORWARD_MESSAGES, GRAD_SUM, PIPELINE};
 use device::{FP8_PRODUCT, HEAD_PRODUCT, OpTimes};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 /// Purposes of a rank's traffic, and their groups: tensor parallelism (activations, and gradients of
 /// weights that it does not split), pipeline, replicas, and the two copies of a tied embedding.
 pub const TRAFFIC: [(&str, &[&str]); 4] = [
     ("tensor", &["tensor", "tp_async"]),
-    ("pipeline", &[PIPELINE, ACTIVATIONS, GRADIENTS]),
-    ("data", &["data"]),
+    ("pipeline", &[PIPELINE, FORWARD_MESSAGES, BACKWARD_MESSAGES]),
+    ("data", &[GRAD_SUM]),
     ("tied", &["embedding"]),
 ];
 
@@ -220,7 +220,7 @@ impl PartTable {
     }
 
     /// Rows that are not zero in both columns, and the sum.
-    pub fn shown(&self) -> Vec<PartRow> {
+    fn shown(&self) -> Vec<PartRow> {
         self.parts
             .iter()
             .filter(|row| row.planned.max(row.measured).abs() > 0.0)
@@ -229,14 +229,17 @@ impl PartTable {
             .collect()
     }
 
-    /// The table as lines of text, with the summary.
-    pub fn text(&self) -> String {
-        let mut text = format!("{:28} {:>10} {:>10}\n", "time of a step", "planned", "measured");
-        for row in self.shown() {
-            let [planned, measured] = [row.planned, row.measured].map(|s| self.time(s));
-            let _ = writeln!(text, "{:28} {planned:>10} {measured:>10}", row.name);
-        }
-        text + &self.summary()
+    /// The parts that are not zero, and their sum.
+    pub fn table(&self) -> Table {
+        Rows::new(&self.shown())
+            .text("time of a step", |row| row.name.clone())
+            .text("planned", |row| self.cell(row.planned))
+            .text("measured", |row| self.cell(row.measured))
+            .table()
+    }
+
+    fn cell(&self, seconds: f64) -> Cell {
+        Cell::new(seconds, self.time(seconds))
     }
 }
 
@@ -265,13 +268,13 @@ mod tests {
             ("layernorm", 32.0),
         ]);
         let once = seconds(&[("gemm", 0.5), ("adamw", 0.25)]);
-        let waits = [("tensor", 64.0), (PIPELINE, 128.0), ("embedding", 256.0), ("data", 500.0)];
+        let waits = [("tensor", 64.0), (PIPELINE, 128.0), ("embedding", 256.0), (GRAD_SUM, 500.0)];
         let waits = waits
             .iter()
             .map(|(group, seconds)| (group.to_string(), *seconds))
             .chain([("control data".to_string(), 9.0)])
             .collect();
-        let device_waits = BTreeMap::from([("data".to_string(), 12.0)]);
+        let device_waits = BTreeMap::from([(GRAD_SUM.to_string(), 12.0)]);
         let ops = OpTimes { passes, once, waits: device_waits };
         let times = StepTimes { ops, waits, input: 1024.0, save: 0.0, seconds: 2048.0 };
         let parts = times.parts();
@@ -288,7 +291,7 @@ mod tests {
         assert_eq!(slower.largest_deviation().unwrap().name, "attention");
         assert!(
             slower
-                .text()
+                .summary()
                 .contains("most of the difference is in attention: 2000.0 ms")
         );
         let faster = table([1.0, 1.0, 1.0], [0.2, 0.9, 1.2]);

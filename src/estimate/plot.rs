@@ -287,7 +287,7 @@ fn grid(t: &Topology) -> String {
 
 /// Time of a step, and its error bar: "± 20 %, nine in ten", or the basis of the estimate.
 fn step_tile(seconds: f64, error: f64, program: &str, hw: &Hardware) -> Tile {
-    let name = "a step";
+    let name = "time per step";
     let unmeasured = program == "gptrain" && hw.is_unmeasured();
     let rests = if unmeasured { "forecast, not measured" } else { "nine in ten" };
     if words::is_wide(error) {
@@ -320,12 +320,12 @@ fn tiles(v: &View) -> Vec<Tile> {
     let hours = words::hours(v.terms.device_hours(&v.days));
     let mut tiles: Vec<Tile> = vec![
         (&v.setup.hardware.name, devices, grid),
-        ("memory of a device", memory, room),
+        ("memory per device", memory, room),
         step,
         (
             "model FLOPs utilisation",
             format!("{mfu:.0} %"),
-            format!("{model:.digits$} TFLOP/s a device"),
+            format!("{model:.digits$} TFLOP/s per device"),
         ),
         (
             "the run",
@@ -334,7 +334,7 @@ fn tiles(v: &View) -> Vec<Tile> {
         ),
     ];
     if v.terms.has_price() {
-        tiles.push(("money", paid, format!("{hours} device-hours")));
+        tiles.push(("cost", paid, format!("{hours} device-hours")));
     }
     tiles
 }
@@ -395,18 +395,15 @@ pub fn write_search(
 ) -> anyhow::Result<()> {
     let days = |p: &Planned| terms.calendar_days(&p.days);
     let money = |p: &Planned| terms.cost(&p.days);
-    let points = |value_of: &dyn Fn(&Planned) -> f64, unit: &str| -> Vec<Point> {
+    let points = |value_of: &dyn Fn(&Planned) -> f64, say: &dyn Fn(f64) -> String| {
         let mut points: Vec<Point> = found
             .pareto
             .iter()
             .map(|p| {
                 let value = value_of(p);
                 let cut = print::describe(&p.candidate.setup);
-                (
-                    p.days.devices,
-                    value,
-                    format!("{} devices: {value:.1} {unit}, {cut}", p.days.devices),
-                )
+                let devices = p.days.devices;
+                (devices, value, format!("{devices} devices: {}, {cut}", say(value)))
             })
             .collect();
         points.sort_by_key(|point| point.0);
@@ -421,8 +418,12 @@ pub fn write_search(
     let (unit, each) = unit(found.pareto.iter().map(days));
     let calendar = |p: &Planned| each * days(p);
     let pictures: Vec<Picture> = vec![
-        ("days", caption, chart(unit, &points(&calendar, &unit.to_lowercase()))),
-        ("money", caption, chart("Money", &points(&money, "of money"))),
+        (
+            "days",
+            caption,
+            chart(unit, &points(&calendar, &|time| format!("{time:.1} {}", unit.to_lowercase()))),
+        ),
+        ("money", caption, chart("Cost", &points(&money, &|sum| terms.money(sum)))),
     ];
     let best = &found.best[0];
     let devices = words::devices(best.days.devices);
@@ -437,7 +438,7 @@ pub fn write_search(
         ("the run", span, format!("{}, micro {}", grid(&setup.topology), setup.micro)),
     ];
     if terms.has_price() {
-        tiles.push(("money", terms.money(money(best)), "of this plan".to_string()));
+        tiles.push(("cost", terms.money(money(best)), "of this plan".to_string()));
     }
     files(folder, existing, &pictures, &page(&m.name, &tiles, &pictures, table))
 }

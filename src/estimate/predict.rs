@@ -2,8 +2,8 @@
 
 use super::setup::Setup;
 use super::view::{Terms, View};
+use base::table::Printout;
 use manifest::Manifest;
-use serde_json::Value;
 
 /// Planner of another program.
 pub trait Predict: Sync {
@@ -13,10 +13,10 @@ pub trait Predict: Sync {
 
     fn view(&self, m: &Manifest, setup: Setup, terms: Terms) -> View;
 
-    /// Adds advice to the text and JSON of a plan: changes that make it fit if it does not, else faster
+    /// Adds advice to a plan: changes that make it fit if it does not, else faster
     /// plans; and findings about its shape.
     /// `m` is the manifest of the plan, which permits each change.
-    fn advise(&self, m: &Manifest, v: &View, text: &mut String, json: &mut Value);
+    fn advise(&self, m: &Manifest, v: &View, out: &mut Printout);
 }
 
 /// Predicted needs of a setup.
@@ -24,6 +24,6 @@ pub struct Needs {
     /// Seconds of a step, and its error bar.
     pub seconds: f64,
     pub seconds_error: f64,
-    /// Memory of the device that needs most, as nvidia-smi shows it.
+    /// Peak memory of a device over all ranks, as nvidia-smi shows it.
     pub bytes: f64,
 }

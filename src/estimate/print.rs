@@ -3,25 +3,26 @@
 use super::change::flag_lines;
 use super::days::{Days, Segment};
 use super::deepspeed::states;
-use super::gptrain::advisor::{self, Advisor};
+use super::gptrain::advisor::{Advisor, Change};
 use super::gptrain::prices::TRAFFIC;
 use super::gptrain::{compression, remedies};
 use super::rates::simple_days;
-use super::view::{GIB, Terms, View};
+use super::view::{GIB, Stage, Terms, View};
 use super::words::{self, hours, size, span};
 use base::Count;
-use serde_json::{Value, json};
-use std::fmt::Write;
+use base::table::{Cell, Printout, Rows, Table};
+use serde_json::{Map, Value, json};
 
 const MIB: f64 = 1048576.0;
 
-/// The whole table.
-pub fn text(v: &View) -> String {
+/// The whole estimate.
+pub fn printout(v: &View) -> Printout {
     let s = &v.setup;
-    let t = &v.setup.topology;
-    let mut out = headline(v);
-    out += &format!(
-        "\n{} as {} on {} × {}\nTP {} × PP {} × DP {}, ZeRO-{}, micro-batch {}, batch {}\n",
+    let t = &s.topology;
+    let mut out = Printout::new(json(v));
+    headline(v, &mut out);
+    out.line(format!(
+        "\n{} as {} on {} × {}\nTP {} × PP {} × DP {}, ZeRO-{}, micro-batch {}, batch {}",
         v.name,
         v.program,
         s.ranks(),
@@ -32,26 +33,30 @@ pub fn text(v: &View) -> String {
         t.zero,
         s.micro,
         s.global
-    );
-    let blocks = v.setup.counts.block * (t.tensor * s.model.layers) as f64;
-    let _ = writeln!(
-        out,
+    ));
+    let blocks = s.counts.block * (t.tensor * s.model.layers) as f64;
+    out.line(format!(
         "\nParameters  {} ({}, {} in the layers); vocabulary padded to {}",
         Count(v.parameters),
         size(v.parameters as f64),
         size(blocks),
         Count(s.model.vocab_padded as u64)
-    );
-    out += &memory(v);
-    out += &sends(v);
-    out += &time(v);
-    out += &rates(v);
-    out += &days(v);
+    ));
+    memory(v, &mut out);
+    out.table(traffic(v));
+    out.table(parts(v));
+    if v.program == "gptrain" {
+        out.line(
+            "  without input, which is read ahead of the step, and saves, whose time depends on the disk",
+        );
+    }
+    rates(v, &mut out);
+    run(v, &mut out);
     out
 }
 
-/// Summary: "fits: 43.3 of 79.2 GiB; a step 4.9 s ± 20 %; 27.1 days, $145,875".
-pub fn headline(v: &View) -> String {
+/// Summary: "fits: 43.3 of 79.2 GiB; 4.9 s ± 20 % per step; 27.1 days, $145,875", and notes.
+fn headline(v: &View, out: &mut Printout) {
     let host = if v.fits_host() {
         String::new()
     } else {
@@ -61,60 +66,55 @@ pub fn headline(v: &View) -> String {
         GIB.. => format!("{:.1}", bytes / GIB),
         _ => format!("{:.3}", bytes / GIB),
     };
-    let mut out = format!(
-        "{}: {} of {} GiB{host}; a step {}; {}{}\n",
+    let duration = v.terms.calendar_seconds(&v.days);
+    out.line(format!(
+        "{}: {} of {} GiB{host}; {} per step; {}{}",
         fit_words(v.fits_all()),
         memory(v.reserved),
         memory(v.capacity),
         words::with_bar(v.seconds, v.seconds_error),
-        span(v.terms.calendar_seconds(&v.days)),
+        span(duration),
         v.terms.paid(&v.days),
-    );
-    for note in v
-        .setup
-        .hardware
-        .notes(v.program, v.terms.calendar_seconds(&v.days))
-    {
-        out += &format!("  {note}\n");
-    }
-    out
+    ));
+    out.indented(v.setup.hardware.notes(v.program, duration));
 }
 
-/// Memory table, a row per stage.
-fn memory(v: &View) -> String {
-    let names = v.stages[0].terms.iter().map(|(name, _)| match *name {
-        "library workspace" => "library",
-        name => name,
-    });
-    let (unit, called, params, thousands) = match v.needed {
-        GIB.. => (GIB, "GiB", 1e9, "params B"),
-        _ => (MIB, "MiB", 1e6, "params M"),
-    };
-    let head = ["stage", "layers", thousands]
-        .into_iter()
-        .chain(names)
-        .chain(["sum"]);
-    let rows = v.stages.iter().enumerate().map(|(i, stage)| {
-        let counts = [i.to_string(), stage.layers.to_string()];
-        let parameters = format!("{:.3}", stage.parameters / params);
-        let terms = stage
-            .terms
-            .iter()
-            .map(|(_, bytes)| *bytes)
-            .chain([stage.bytes()])
-            .map(|bytes| format!("{:.2}", bytes / unit));
-        counts
-            .into_iter()
-            .chain([parameters])
-            .chain(terms)
-            .collect::<Vec<_>>()
-    });
-    let rows: Vec<_> = [head.map(str::to_string).collect()]
-        .into_iter()
-        .chain(rows)
-        .collect();
-    let mut out = format!("\nMemory of a rank, {called}\n{}", words::table(&rows, 0));
-    out += &deepspeed(v);
+fn fit_words(fits: bool) -> &'static str {
+    if fits { "fits" } else { "DOES NOT FIT" }
+}
+
+/// Unit of the memory of a rank, and its name.
+fn memory_unit(v: &View) -> (f64, &'static str) {
+    if v.needed >= GIB { (GIB, "GiB") } else { (MIB, "MiB") }
+}
+
+/// Memory of each stage's ranks, by purpose.
+fn stages(v: &View) -> Table {
+    let (unit, name) = memory_unit(v);
+    let (thousands, parameters) = if unit == GIB { ("params B", 1e9) } else { ("params M", 1e6) };
+    let bytes = move |bytes: f64| Cell::new(bytes, format!("{:.2}", bytes / unit));
+    let rows: Vec<(usize, &Stage)> = v.stages.iter().enumerate().collect();
+    let mut table = Rows::new(&rows)
+        .text("stage", |(number, _)| *number)
+        .column("layers", "layers", |(_, stage)| stage.layers)
+        .column(thousands, "parameters", |(_, stage)| {
+            Cell::new(stage.parameters, format!("{:.3}", stage.parameters / parameters))
+        });
+    for (number, (term, _)) in v.stages[0].terms.iter().enumerate() {
+        let title = if *term == "library workspace" { "library" } else { term };
+        let key = format!("bytes.{term}");
+        table = table.column(title, key, |(_, stage)| bytes(stage.terms[number].1));
+    }
+    table
+        .text("sum", |(_, stage)| bytes(stage.bytes()))
+        .titled(format!("Memory of a rank, {name}"))
+}
+
+/// Memory of each stage, and the peak against what devices and hosts have.
+fn memory(v: &View, out: &mut Printout) {
+    out.table(stages(v));
+    deepspeed(v, out);
+    let (unit, _) = memory_unit(v);
     let (stage, term) = v.peak();
     let [least, most] = words::range(v.reserved / unit, v.reserved_error);
     let bar = match v.reserved_error {
@@ -122,130 +122,159 @@ fn memory(v: &View) -> String {
         error if words::is_wide(error) => format!(" ({least:.1} to {most:.1})"),
         error => format!(" {}", words::bar(error)),
     };
-    let _ = writeln!(
-        out,
+    out.line(format!(
         "Stage {stage} sets the peak, by its {term}: needed {:.1}, reserved {:.1}{bar} of {:.1}: {}",
         v.needed / unit,
         v.reserved / unit,
         v.capacity / unit,
         fit_words(v.fits)
-    );
+    ));
     if v.headroom > 0.0 {
         let free = v.headroom / unit;
-        let _ = writeln!(
-            out,
-            "Left free for what CUDA and NCCL allocate in the first steps: {free:.1}"
-        );
+        out.line(format!("Reserve for what CUDA and NCCL allocate in the first steps: {free:.1}"));
     }
-    let needed = v.host_needed / GIB;
-    let present = v.host_capacity / GIB;
-    if needed > 0.0 {
-        let _ = writeln!(
-            out,
-            "Host memory of a node, GiB: needed {needed:.1} of {present:.1}: {}",
+    if v.host_needed > 0.0 {
+        out.line(format!(
+            "Host memory of a node, GiB: needed {:.1} of {:.1}: {}",
+            v.host_needed / GIB,
+            v.host_capacity / GIB,
             fit_words(v.fits_host())
-        );
+        ));
     }
-    out
-}
-
-fn fit_words(fits: bool) -> &'static str {
-    if fits { "fits" } else { "DOES NOT FIT" }
-}
-
-/// Traffic of each stage's first rank in a step, if it has a peer.
-fn sends(v: &View) -> String {
-    let rows: Vec<Vec<String>> = v
-        .stages
-        .iter()
-        .enumerate()
-        .filter_map(|(i, stage)| {
-            let total: f64 = stage.sends.iter().sum();
-            let mib = stage
-                .sends
-                .iter()
-                .chain([&total])
-                .map(|bytes| format!("{:.1}", bytes / MIB));
-            (total > 0.0).then(|| std::iter::once(i.to_string()).chain(mib).collect())
-        })
-        .collect();
-    if rows.is_empty() {
-        return String::new();
-    }
-    let head: Vec<String> = ["stage"]
-        .into_iter()
-        .chain(TRAFFIC.map(|(name, _)| name))
-        .chain(["sum"])
-        .map(str::to_string)
-        .collect();
-    let rows = [&[head], &rows[..]].concat();
-    format!("\nSent by a rank in a step, MiB\n{}", words::table(&rows, 0))
 }
 
 /// Memory of the states by DeepSpeed's own estimator, if it has a rule.
-fn deepspeed(v: &View) -> String {
+fn deepspeed(v: &View, out: &mut Printout) {
     let s = &v.setup;
-    let t = &v.setup.topology;
+    let t = &s.topology;
     if t.zero < 2 || t.pipeline > 1 || v.program == "gptrain" {
-        return String::new();
+        return;
     }
     let sizes = (v.stages[0].parameters, s.counts.tokens.max(s.counts.block));
     let gpus = (t.data as f64, s.per_node.min(t.data) as f64);
     let states = states(t.zero, sizes, gpus, s.offload, true);
-    format!(
-        "DeepSpeed's own rule for weights, gradients and optimizer: {:.2} GiB a GPU, {:.1} GiB of a \
-         node's memory\n",
+    out.line(format!(
+        "DeepSpeed's own rule for weights, gradients and optimizer: {:.2} GiB per GPU, {:.1} GiB of \
+         a node's memory",
         states.gpu / GIB,
         states.host / GIB
-    )
+    ));
 }
 
-/// The waterfall.
-fn time(v: &View) -> String {
-    let mut out = format!("\nTime of an iteration  {:.4} s", v.seconds);
-    out += &if words::is_wide(v.seconds_error) {
-        format!(", nine in ten {}\n", words::with_bar(v.seconds, v.seconds_error))
-    } else {
-        format!(" {} (nine in ten)\n", words::bar(v.seconds_error))
-    };
+/// Traffic of each stage's first rank in a step, if it has a peer.
+fn traffic(v: &View) -> Table {
+    let sum = |stage: &Stage| stage.sends.iter().sum::<f64>();
+    let mib = |bytes: f64| Cell::fixed(bytes / MIB, 1);
+    let all = v.stages.iter().enumerate();
+    let rows: Vec<(usize, &Stage)> = all.filter(|(_, stage)| sum(stage) > 0.0).collect();
+    let mut table = Rows::new(&rows).text("stage", |(number, _)| *number);
+    for (number, (name, _)) in TRAFFIC.iter().enumerate() {
+        table = table.text(*name, |(_, stage)| mib(stage.sends[number]));
+    }
+    table
+        .text("sum", |(_, stage)| mib(sum(stage)))
+        .titled("Sent by a rank in a step, MiB")
+}
+
+/// Waterfall of a step.
+fn parts(v: &View) -> Table {
+    let time = |seconds: f64| Cell::new(seconds, format!("{seconds:.4} s"));
+    let mut rows: Vec<[Cell; 4]> = Vec::new();
     for (name, seconds) in v.parts.iter().filter(|(_, seconds)| *seconds != 0.0) {
         let share = seconds / v.seconds;
-        let _ = writeln!(
-            out,
-            "  {name:24}{seconds:>10.4} s {:>6.1} %  {}",
-            100.0 * share,
-            "█".repeat((50.0 * share).round() as usize)
-        );
+        let bar = "█".repeat((50.0 * share).round() as usize);
+        rows.push([(*name).into(), time(*seconds), Cell::percent(share), bar.into()]);
     }
-    let _ = writeln!(out, "  {:24}{:>10.4} s", "sum", v.seconds);
-    if v.program == "gptrain" {
-        out += "  without input, which is read ahead of the step, and saves, whose time the disk decides\n";
-    }
-    out
+    rows.push(["sum".into(), time(v.seconds), Cell::default(), Cell::default()]);
+    let bar = if words::is_wide(v.seconds_error) {
+        format!(", nine in ten {}", words::with_bar(v.seconds, v.seconds_error))
+    } else {
+        format!(" {} (nine in ten)", words::bar(v.seconds_error))
+    };
+    let title = format!("Time of a step  {:.4} s{bar}", v.seconds);
+    Table::from_cells(["", "", "", ""], rows).titled(title)
 }
 
-fn rates(v: &View) -> String {
+fn rates(v: &View, out: &mut Printout) {
     let (model, hardware) = v.tflops();
     let peak = v.setup.hardware.peak_tflops;
     let simple = v.setup.simple_tflops(v.seconds);
     let tokens = (v.setup.global * v.setup.model.seq_len) as f64 / v.seconds;
-    let mut out = format!(
-        "\nRates  {tokens:.0} tokens/s, {:.0} per device; {:.2} samples/s\n",
+    out.line(format!(
+        "\nRates  {tokens:.0} tokens/s, {:.0} per device; {:.2} samples/s",
         tokens / v.setup.ranks() as f64,
         v.setup.global as f64 / v.seconds
-    );
-    let _ = writeln!(
-        out,
-        "  TFLOP/s per device: {hardware:.2} as hardware does them, {model:.2} as the model asks \
-         (improved formula),\n  {simple:.2} by 8 or 6 a parameter (simple formula); HFU {:.1} %, MFU \
-         {:.1} % of {peak} dense;\n  attention counted as if not causal",
+    ));
+    out.line(format!(
+        "  TFLOP/s per device: {hardware:.2} executed, {model:.2} that the model needs (improved formula),\n  \
+         {simple:.2} by 8 or 6 FLOPs per parameter (simple formula); HFU {:.1} %, MFU {:.1} % of {peak} dense;\n  \
+         attention counted as if not causal",
         100.0 * hardware / peak,
         100.0 * model / peak
-    );
-    out
+    ));
 }
 
-fn days(v: &View) -> String {
+/// Steps with the same batch, or in text neighbouring batches of a ramp-up together.
+#[derive(Clone)]
+struct Phase {
+    first: usize,
+    last: usize,
+    steps: u64,
+    /// Seconds and TFLOP/s of a step, on average.
+    step: f64,
+    tflops: f64,
+}
+
+impl Phase {
+    fn new(segments: &[Segment]) -> Phase {
+        if let [Segment { global, steps, seconds, tflops }] = *segments {
+            return Phase { first: global, last: global, steps, step: seconds, tflops };
+        }
+        let duration = |s: &Segment| s.steps as f64 * s.seconds;
+        let steps = segments.iter().map(|s| s.steps).sum();
+        let seconds: f64 = segments.iter().map(duration).sum();
+        let work: f64 = segments.iter().map(|s| s.tflops * duration(s)).sum();
+        Phase {
+            first: segments[0].global,
+            last: segments[segments.len() - 1].global,
+            steps,
+            step: seconds / steps as f64,
+            tflops: work / seconds,
+        }
+    }
+
+    fn seconds(&self) -> f64 {
+        self.steps as f64 * self.step
+    }
+
+    fn batch(&self) -> String {
+        match self.last {
+            last if last == self.first => last.to_string(),
+            last => format!("{}–{last}", self.first),
+        }
+    }
+}
+
+fn phases(phases: &[Phase]) -> Table {
+    Rows::new(phases)
+        .column("batch", "batch", |p| Cell::new(p.first, p.batch()))
+        .column("steps", "steps", |p| p.steps)
+        .column("s/step", "seconds", |p| Cell::fixed(p.step, 3))
+        .column("time", "hours", |p| Cell::new(p.seconds() / 3600.0, span(p.seconds())))
+        .column("TFLOP/s", "tflops", |p| Cell::fixed(p.tflops, 1))
+        .table()
+}
+
+/// At most eight rows of the batches of a run, the last one alone.
+fn condensed(segments: &[Segment]) -> Vec<Phase> {
+    let Some((last, ramp)) = segments.split_last() else { return Vec::new() };
+    let rows = ramp.len().div_ceil(7).max(1);
+    let last = std::slice::from_ref(last);
+    ramp.chunks(rows).chain([last]).map(Phase::new).collect()
+}
+
+/// Duration of the run, its batches, and its cost.
+fn run(v: &View, out: &mut Printout) {
     let d = &v.days;
     let terms = &v.terms;
     let calendar = if terms.availability < 1.0 {
@@ -257,104 +286,69 @@ fn days(v: &View) -> String {
     } else {
         String::new()
     };
-    let mut out = format!(
-        "\nRun of {} tokens: {}{calendar}; {} device-hours\n",
+    out.table(phases(&condensed(&d.segments)).titled(format!(
+        "Run of {} tokens: {}{calendar}; {} device-hours",
         size(v.tokens()),
         span(d.seconds),
         hours(terms.device_hours(d))
-    );
-    let _ = writeln!(
-        out,
-        "  {:>14}{:>10}{:>10}{:>12}{:>9}",
-        "batch", "steps", "s/step", "time", "TFLOP/s"
-    );
-    for rows in condensed(&d.segments) {
-        let first = &rows[0];
-        let last = &rows[rows.len() - 1];
-        let steps: u64 = rows.iter().map(|s| s.steps).sum();
-        let seconds: f64 = rows.iter().map(|s| s.steps as f64 * s.seconds).sum();
-        let batch = match rows.len() {
-            1 => first.global.to_string(),
-            _ => format!("{}–{}", first.global, last.global),
-        };
-        let mean = rows
-            .iter()
-            .map(|s| s.tflops * s.steps as f64 * s.seconds)
-            .sum::<f64>()
-            / seconds;
-        let _ = writeln!(
-            out,
-            "  {batch:>14}{steps:>10}{:>10.3}{:>12}{mean:>9.1}",
-            seconds / steps as f64,
-            span(seconds)
-        );
-    }
+    )));
     let factor = if v.setup.forwards() > 1.0 { 8.0 } else { 6.0 };
     let simple = v.setup.simple_tflops(v.seconds);
     let rule = simple_days(factor, v.parameters as f64, v.tokens(), v.setup.ranks() as f64, simple);
-    let _ = writeln!(
-        out,
-        "  {} if every step were a full one ({factor} FLOPs a parameter and token)",
+    out.line(format!(
+        "  {} if every step were a full one ({factor} FLOPs per parameter and token)",
         span(86400.0 * rule)
-    );
+    ));
     match d.full_from {
         Some(batch) if v.setup.topology.pipeline > 1 => {
-            let _ = writeln!(out, "  The pipe is first full at batch {batch}.");
+            out.line(format!("  The pipeline is first full at batch {batch}."));
         }
-        None => out += "  No batch fills the pipe.\n",
+        None => out.line("  No batch fills the pipeline."),
         _ => {}
     }
-    out + &money(d, terms)
+    cost(d, terms, out);
 }
 
-/// Cost of a run, and the rest of its budget; empty without a price.
-fn money(d: &Days, terms: &Terms) -> String {
+/// Cost of a run, and the rest of its budget, if there is a price.
+fn cost(d: &Days, terms: &Terms, out: &mut Printout) {
     if !terms.has_price() {
-        return String::new();
+        return;
     }
-    let currency = terms.currency;
-    let price = terms.price;
     let cost = terms.cost(d);
-    let mut out = format!("  Money at {currency}{price} a device-hour: {}", terms.money(cost));
-    if let Some(budget) = terms.budget {
+    let budget = terms.budget.map_or(String::new(), |budget| {
         let left = budget - cost;
         let word = if left < 0.0 { "over the budget by" } else { "left of the budget:" };
-        let _ = write!(out, "; {word} {}", terms.money(left.abs()));
-    }
-    out + "\n"
-}
-
-/// At most eight rows: neighbouring segments together.
-fn condensed(segments: &[Segment]) -> Vec<&[Segment]> {
-    let Some((last, ramp)) = segments.split_last() else { return Vec::new() };
-    let rows = ramp.len().div_ceil(7).max(1);
-    ramp.chunks(rows)
-        .chain([std::slice::from_ref(last)])
-        .collect()
+        format!("; {word} {}", terms.money(left.abs()))
+    });
+    let price = format!("{}{}", terms.currency, terms.price);
+    out.line(format!("  Cost at {price} per device-hour: {}{budget}", terms.money(cost)));
 }
 
 /// Advice for gptrain's own plan: changes that make it fit if it does not, else faster plans, in the
 /// order in which they are tried.
-pub fn advise_own(v: &View, advisor: &Advisor, text: &mut String, json: &mut Value) {
-    *text += &compression::describe(advisor.manifest, &v.setup);
+pub fn advise_own(v: &View, advisor: &Advisor, out: &mut Printout) {
+    if let Some(line) = compression::describe(advisor.manifest, &v.setup) {
+        out.line(line);
+    }
     let (title, key, list) = if v.fits_all() {
-        ("Faster, in the order that helps", "faster", advisor.speed_ups())
+        ("Changes that make it faster, simplest first", "faster", advisor.speed_ups())
     } else {
-        ("Would fit, in the order that helps", "ladder", advisor.remedies())
+        ("Changes that make it fit, simplest first", "ladder", advisor.remedies())
     };
-    json[key] = list.iter().map(|change| own_json(change, v)).collect();
-    *text += &own_changes(title, &list, v);
+    out.json[key] = own_changes(&list, v).json();
+    let kinds = list.chunk_by(|a, b| a.kind == b.kind);
+    let first = kinds.flat_map(|kind| kind.iter().take(NAMED));
+    out.table(own_changes(first, v).titled(title));
     if list.is_empty() && !v.fits_all() {
-        let found = remedies::same_devices(advisor.manifest, &v.setup, advisor.limits);
-        let other = match &found {
-            Some(flags) => format!("over {} devices this topology does: {flags}", v.setup.ranks()),
+        let devices = words::devices(v.setup.ranks());
+        let other = match remedies::same_devices(advisor.manifest, &v.setup, advisor.limits) {
+            Some(flags) => format!("over {devices} this topology does: {flags}"),
             None => format!(
-                "and no topology over {} devices: --search tries the host and 8 bits, --min-gpus more",
-                v.setup.ranks()
+                "and no topology over {devices}: --search tries the host and 8 bits, --min-gpus more"
             ),
         };
-        *text += &format!("\nNo change of one or two steps fits:\n  {other}\n");
-        json["advice"] = json!(other);
+        out.line(format!("\nNo change of one or two steps fits:\n  {other}"));
+        out.json["advice"] = json!(other);
     }
 }
 
@@ -363,81 +357,50 @@ const NAMED: usize = 3;
 
 /// Changes of gptrain's own plan: the memory of each rank, the seconds for the tokens of a current step,
 /// and the flags.
-fn own_changes(title: &str, list: &[advisor::Change], v: &View) -> String {
-    if list.is_empty() {
-        return String::new();
-    }
-    let mut out = format!("\n{title:<54}{:>9}{:>11}\n", "GiB", "s/step");
-    for kind in list.chunk_by(|a, b| a.kind == b.kind) {
-        for change in kind.iter().take(NAMED) {
-            let off = 100.0 * (change.seconds / v.seconds - 1.0);
-            let gib = own_bytes(change, v) / GIB;
-            let _ = writeln!(
-                out,
-                "  {:<52}{gib:>9.1}{:>11.3} {off:>+7.1} %",
-                change.what, change.seconds,
-            );
-            out += &flag_lines(&change.sets);
-        }
-    }
-    out
-}
-
-/// Memory as nvidia-smi shows it.
-fn own_bytes(change: &advisor::Change, v: &View) -> f64 {
-    change.bytes.0 as f64 + v.setup.hardware.context_mib * MIB
-}
-
-fn own_json(change: &advisor::Change, v: &View) -> Value {
-    json!({ "change": change.what, "set": change.sets, "seconds": change.seconds,
-        "cost_seconds": change.seconds - v.seconds, "mem_gib": own_bytes(change, v) / GIB,
-        "host_gib": change.host.0 as f64 / GIB, "fits": true })
+fn own_changes<'a>(list: impl IntoIterator<Item = &'a Change>, v: &View) -> Table {
+    // Memory as nvidia-smi shows it.
+    let context = v.setup.hardware.context_mib * MIB;
+    Rows::new(list)
+        .column("change", "change", |c| c.what.clone())
+        .column("GiB", "mem_gib", |c| Cell::fixed((c.bytes.0 as f64 + context) / GIB, 1))
+        .column("s/step", "seconds", |c| Cell::fixed(c.seconds, 3))
+        .text("", |c| words::change(v.seconds, c.seconds))
+        .json("cost_seconds", |c| c.seconds - v.seconds)
+        .json("host_gib", |c| c.host.0 as f64 / GIB)
+        .json("fits", |_| true)
+        .below("set", |c| Cell::new(c.sets.clone(), flag_lines(&c.sets).join("\n")))
+        .table()
 }
 
 pub fn json(v: &View) -> Value {
     let s = &v.setup;
     let t = &v.setup.topology;
     let d = &v.days;
-    let ((stage, term), (model, hardware)) = (v.peak(), v.tflops());
-    let map = |list: &[(&'static str, f64)]| -> Value {
-        list.iter()
-            .map(|(name, x)| (name.to_string(), json!(x)))
-            .collect::<serde_json::Map<_, _>>()
-            .into()
-    };
-    let stages: Vec<Value> = v
-        .stages
+    let (stage, term) = v.peak();
+    let (model, hardware) = v.tflops();
+    let parts: Map<String, Value> = v
+        .parts
         .iter()
-        .map(|s| json!({ "layers": s.layers, "parameters": s.parameters, "bytes": map(&s.terms) }))
+        .map(|(name, seconds)| (name.to_string(), json!(seconds)))
         .collect();
-    let segments: Vec<Value> = d
-        .segments
-        .iter()
-        .map(|s| {
-            let hours = s.steps as f64 * s.seconds / 3600.0;
-            json!({
-                "batch": s.global, "steps": s.steps, "seconds": s.seconds, "hours": hours,
-                "tflops": s.tflops,
-            })
-        })
-        .collect();
+    let segments: Vec<Phase> = d.segments.chunks(1).map(Phase::new).collect();
     json!({
         "name": v.name, "framework": v.program, "hardware": s.hardware.name, "devices": s.ranks(),
         "topology": { "tensor": t.tensor, "pipeline": t.pipeline, "data": t.data, "zero": t.zero,
             "micro_batch": s.micro, "global_batch": s.global },
         "parameters": v.parameters,
-        "memory": { "stages": stages, "peak_stage": stage, "peak_term": term,
+        "memory": { "stages": stages(v).json(), "peak_stage": stage, "peak_term": term,
             "needed_bytes": v.needed, "reserved_bytes": v.reserved, "error": v.reserved_error,
             "headroom_bytes": v.headroom, "capacity_bytes": v.capacity, "fits": v.fits,
             "host": { "needed_bytes": v.host_needed, "capacity_bytes": v.host_capacity,
                 "fits": v.fits_host() } },
-        "time": { "seconds": v.seconds, "error": v.seconds_error, "parts": map(&v.parts) },
+        "time": { "seconds": v.seconds, "error": v.seconds_error, "parts": parts },
         "tflops": { "hardware": hardware, "model": model, "simple": s.simple_tflops(v.seconds),
             "mfu": model / s.hardware.peak_tflops, "hfu": hardware / s.hardware.peak_tflops },
         "run": { "tokens": v.tokens(), "days": d.days(), "calendar_days": v.terms.calendar_days(d),
             "gpu_hours": v.terms.device_hours(d), "money": v.terms.cost(d),
             "budget_left": v.terms.budget.map(|b| b - v.terms.cost(d)),
             "pipe_full_from": d.full_from,
-            "segments": segments },
+            "segments": phases(&segments).json() },
     })
 }

@@ -5,6 +5,7 @@ use super::gptrain::dry_run::{self, MemoryLimits};
 use super::gptrain::prices::{Prices, TRAFFIC};
 use super::setup::Setup;
 use super::words;
+use base::table::Cell;
 use engine::orders;
 use manifest::Manifest;
 use model::parameters;
@@ -165,6 +166,17 @@ impl Terms {
 
     pub fn cost(&self, days: &Days) -> f64 {
         self.device_hours(days) * self.price
+    }
+
+    /// Calendar days of a run, whose seconds `format` shows.
+    pub fn days_cell(&self, days: &Days, format: fn(f64) -> String) -> Cell {
+        Cell::new(self.calendar_days(days), format(self.calendar_seconds(days)))
+    }
+
+    /// Cost of a run, shown as a dash without a price.
+    pub fn cost_cell(&self, days: &Days) -> Cell {
+        let cost = self.cost(days);
+        Cell::new(cost, if self.has_price() { self.money(cost) } else { "–".to_string() })
     }
 
     /// "$145,875"

@@ -1,5 +1,6 @@
 //! Formats of durations, money, counts and error bars in the planner's output.
 
+use base::table::Cell;
 use base::{Count, Seconds, number};
 
 const HOUR: f64 = 3600.0;
@@ -58,30 +59,24 @@ pub fn devices(count: usize) -> String {
     format!("{} device{}", Count(count as u64), if count == 1 { "" } else { "s" })
 }
 
-/// Lines of cells, in columns as wide as their longest cell; the first `left` of them begin at the left.
-pub fn table(rows: &[Vec<String>], left: usize) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| {
-        rows.iter()
-            .filter_map(|row| row.get(column))
-            .map(|cell| cell.chars().count())
-            .max()
+/// Change from one value to another: "+3.1 %"; "new" from 0.
+pub fn change(from: f64, to: f64) -> Cell {
+    let share = to / from - 1.0;
+    let text = match from {
+        _ if from == to => "–".to_string(),
+        0.0 => "new".to_string(),
+        _ => format!("{:+.1} %", 100.0 * share),
     };
-    let widths: Vec<usize> = (0..columns)
-        .map(|column| width(column).unwrap_or(0))
-        .collect();
-    rows.iter()
-        .map(|row| {
-            let cells = row
-                .iter()
-                .zip(&widths)
-                .enumerate()
-                .map(|(i, (cell, width))| {
-                    if i < left { format!("  {cell:<width$}") } else { format!("  {cell:>width$}") }
-                });
-            format!("{}\n", cells.collect::<String>().trim_end())
-        })
-        .collect()
+    Cell::new(share, text)
+}
+
+/// Seconds of a step with at least three digits: "0.0412", "4.920", "95.00".
+pub fn step(seconds: f64) -> Cell {
+    match seconds {
+        ..0.1 => Cell::fixed(seconds, 5),
+        ..10.0 => Cell::fixed(seconds, 3),
+        _ => Cell::fixed(seconds, 2),
+    }
 }
 
 /// "± 20 %"; of a wide one both ends, "− 58 % + 140 %": nine in ten are within 1 + `error` times what is
@@ -201,16 +196,12 @@ fn tokens_are_read_as_people_write_them() {
 }
 
 #[test]
-fn a_columns_cells_have_one_unit_and_do_not_touch() {
+fn a_columns_cells_have_one_unit() {
     assert_eq!([0.4171, 0.02].map(|seconds| alike(seconds, 0.4171)), ["417.1 ms", "20.0 ms"]);
     assert_eq!([0.4171, 1.9].map(|seconds| alike(seconds, 1.9)), ["0.417 s", "1.900 s"]);
     assert_eq!(alike(90_000.0, 90_000.0), "90000.0 s");
     assert_eq!([366e9, 1_830_000.0, 12_345.0, 17.0].map(size), ["366.0 B", "1.83 M", "12 k", "17"]);
     assert_eq!([1, 64].map(devices), ["1 device", "64 devices"]);
-    let row = |cells: [&str; 3]| cells.map(str::to_string).to_vec();
-    let rows = [row(["size", "a step", "time"]), row(["1.3B", "90000.0 s", "16865.0 days"])];
-    let lines = "  size     a step          time\n  1.3B  90000.0 s  16865.0 days\n";
-    assert_eq!(table(&rows, 1), lines);
 }
 
 #[test]

@@ -24,7 +24,7 @@ pub struct OwnTokenizer {
 }
 
 impl OwnTokenizer {
-    /// Whether it is the one that an import brought.
+    /// Whether it came with an import.
     fn came_with_weights(&self) -> bool {
         self.kept
             && self

@@ -1,6 +1,7 @@
 //! Lines on standard output, above the progress bar.
 
 use base::progress;
+use base::wrap::{error_width, output_width, wrap};
 use parking_lot::Mutex;
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -53,6 +54,7 @@ impl Console {
 
     /// Prints a line, above the progress bar.
     pub fn print(&self, text: &str) {
+        let text = wrap(text, output_width());
         let out = &mut self.output.lock().out;
         // A closed pipe (`gptrain run | head`) does not end a run: its record is on disk.
         let _ = progress::above(|| writeln!(out, "{text}").and_then(|()| out.flush()));
@@ -60,6 +62,7 @@ impl Console {
 
     /// Prints a line on standard error.
     pub fn error(&self, text: &str) {
+        let text = wrap(text, error_width());
         let _lines_are_whole = self.output.lock();
         let _ = progress::above(|| writeln!(io::stderr(), "{text}"));
     }

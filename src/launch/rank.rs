@@ -5,7 +5,7 @@ use anyhow::Result;
 use comm::{self, ClockOffset, Failed, HostCollectives, World};
 use device::Dead;
 use manifest::Topology;
-use plan::grid::{Coord, GRADIENTS, Grid, SHARES, STAGES};
+use plan::grid::{Coord, GRADIENT_AXES, Grid, SHARES, STAGES};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt;
@@ -45,8 +45,11 @@ impl<'a> Rank<'a> {
         if world.size() > 1 {
             world.recorder().set_coord(&coord.name());
         }
-        let groups =
-            [("control tensor", SHARES), ("control data", GRADIENTS), ("control pipeline", STAGES)];
+        let groups = [
+            ("control tensor", SHARES),
+            ("control data", GRADIENT_AXES),
+            ("control pipeline", STAGES),
+        ];
         let groups = groups.map(|(name, axes)| world.group(name, &grid.group(coord, axes)));
         let host = HostCollectives::new(world.rank(), groups.into());
         Rank { world, grid, coord, host }

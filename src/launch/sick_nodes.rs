@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// Name of the file in a run's folder.
 pub const NAME: &str = "sick_nodes.json";
 
-/// Seconds until an entry expires: three days, in which a node is repaired or recovers.
+/// Seconds until an entry expires: three days, time for a repair.
 const LIFETIME_S: f64 = 72.0 * 3600.0;
 
 /// Reason to avoid a node.

@@ -235,12 +235,12 @@ fn text(path: &Path, name: &str) -> anyhow::Result<String> {
     if about.is_dir() {
         return user("this is a folder", "give the path of a manifest, such as FOLDER/run.yaml");
     }
-    if about.len() > tree::MAX_BYTES {
+    if about.len() > tree::MAX_MANIFEST_BYTES {
         return Err(tree::too_large(name, about.len()).into());
     }
     // A device or a pipe has no length: read at most the limit and one byte more.
     let mut bytes = Vec::new();
-    let mut limited = (&mut file).take(tree::MAX_BYTES + 1);
+    let mut limited = (&mut file).take(tree::MAX_MANIFEST_BYTES + 1);
     limited
         .read_to_end(&mut bytes)
         .with_context(|| format!("reading {name}"))?;

@@ -6,7 +6,7 @@ use serde_saphyr::granit_parser::{Event, Parser, ScalarStyle, ScanError, Span};
 use std::collections::HashMap;
 
 /// Size limit of a manifest, which usually has a few kilobytes.
-pub const MAX_BYTES: u64 = 4 << 20;
+pub const MAX_MANIFEST_BYTES: u64 = 4 << 20;
 /// Maximum number of nodes after expanding aliases. Known alias bombs need millions.
 const MAX_NODES: usize = 100_000;
 const MAX_DEPTH: usize = 32;
@@ -96,7 +96,7 @@ pub fn parse(text: &str, name: &str, set: Option<&str>) -> Result<Node, Problems
         Some(path) => Location::Set(path.to_string()),
         None => Location::Line(line),
     };
-    if text.len() as u64 > MAX_BYTES {
+    if text.len() as u64 > MAX_MANIFEST_BYTES {
         return Err(too_large(name, text.len() as u64));
     }
     let mut reader = Reader {
@@ -118,7 +118,11 @@ pub fn parse(text: &str, name: &str, set: Option<&str>) -> Result<Node, Problems
 pub fn too_large(name: &str, bytes: u64) -> Problems {
     Problems::one(
         name,
-        format!("the file has {} MiB; a manifest has at most {} MiB", bytes >> 20, MAX_BYTES >> 20),
+        format!(
+            "the file has {} MiB; a manifest has at most {} MiB",
+            bytes >> 20,
+            MAX_MANIFEST_BYTES >> 20
+        ),
         "give the path of a manifest",
     )
 }

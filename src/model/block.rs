@@ -85,7 +85,7 @@ pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &BlockActs, d: &GradBuffers)
     cx.be.run(op::ResidualBackward {
         dy: d.stream,
         drop: a.drop_ffn,
-        dbranch: d.branch.set(),
+        dbranch: a.drop_ffn.output(d.stream, d.branch),
         dbias: dbias(Fc2B),
     });
     feed_forward::backward(cx, w, g, &a.ffn, d, to_ffn);

@@ -33,7 +33,7 @@ pub struct GradBuffers {
 
 impl GradBuffers {
     /// Lays out the buffers for `all` tokens. `scale` and `z_loss` are given.
-    pub fn plan(cx: &Cx, all: usize, [scale, z_loss]: [Tensor; 2], arena: &Arena) -> GradBuffers {
+    pub fn plan(cx: &Cx, all: usize, scale: Tensor, z_loss: Tensor, arena: &Arena) -> GradBuffers {
         let outside = || arena.matrix(cx.tp.tokens(all), cx.model.hidden, cx.dtype);
         let stream = outside();
         let h = outside();

@@ -39,7 +39,7 @@ impl KvCache {
 
     /// Attention of the batch in one layer, from `transformed` to `to`. The cost is that of the batch's
     /// own queries, because a query without visible keys is skipped.
-    pub fn attend(&self, cx: &Cx, layer: usize, how: &Attend, transformed: Tensor, to: Tensor) {
+    pub fn attend(&self, cx: &Cx, layer: usize, attend: &Attend, transformed: Tensor, to: Tensor) {
         let first = cx.cached_tokens;
         let new = transformed.rows;
         let all = first + new;
@@ -47,9 +47,9 @@ impl KvCache {
         cx.be
             .run(op::Copy { x: transformed, y: qkv.row_range(first, new).set() });
         let [ctx, lse, visible] = [self.ctx, self.lse, self.visible].map(|x| x.row_range(0, all));
-        let how = Attend { seq: all, visible: Visible::Ranges(visible), ..*how };
+        let attend = Attend { seq: all, visible: Visible::Ranges(visible), ..*attend };
         cx.be
-            .run(op::Attention { qkv, how, y: ctx.set(), lse: lse.set() });
+            .run(op::Attention { qkv, attend, y: ctx.set(), lse: lse.set() });
         cx.be
             .run(op::Copy { x: ctx.row_range(first, new), y: to.set() });
     }

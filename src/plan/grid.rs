@@ -37,7 +37,7 @@ pub const STAGES: &[Axis] = &[Axis::Pipeline];
 
 /// Ranks that hold the same weights and compute other tokens. They sum gradients, and shard the
 /// optimizer's states.
-pub const GRADIENTS: &[Axis] = &[Axis::Context, Axis::Data];
+pub const GRADIENT_AXES: &[Axis] = &[Axis::Context, Axis::Data];
 
 /// Sizes of the grid and the numbering of its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,8 +161,8 @@ mod tests {
                 assert_eq!(grid.group(at, SHARES)[at[Axis::Tensor]], rank);
                 assert_eq!(grid.group(at, STAGES)[at[Axis::Pipeline]], rank);
                 assert_eq!(grid.group(at, &[Axis::Data])[at[Axis::Data]], rank);
-                let gradients = grid.group(at, GRADIENTS);
-                assert_eq!(gradients.len(), grid.along(GRADIENTS));
+                let gradients = grid.group(at, GRADIENT_AXES);
+                assert_eq!(gradients.len(), grid.along(GRADIENT_AXES));
                 assert!(gradients.contains(&rank));
                 assert_eq!(grid.group(at, &order), (0..48).collect::<Vec<_>>());
             }
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn groups_divide_the_grid() {
         let grid = Grid::new(STAGES_FIRST, &SIZES);
-        for axes in [SHARES, STAGES, GRADIENTS, &[]] {
+        for axes in [SHARES, STAGES, GRADIENT_AXES, &[]] {
             let mut seen = vec![0; grid.size()];
             for rank in 0..grid.size() {
                 let group = grid.group(grid.coord(rank), axes);
@@ -189,7 +189,7 @@ mod tests {
     fn ranks_are_ordered_as_in_megatron() {
         let sizes = [(Axis::Tensor, 2), (Axis::Pipeline, 2), (Axis::Data, 2)];
         let grid = Grid::new(DATA_FIRST, &sizes);
-        assert_eq!(grid.group(grid.coord(0), GRADIENTS), [0, 2]);
+        assert_eq!(grid.group(grid.coord(0), GRADIENT_AXES), [0, 2]);
         assert_eq!(grid.group(grid.coord(0), STAGES), [0, 4]);
         assert_eq!(grid.coord(5).name(), "TP1 PP1 DP0");
     }

@@ -2,16 +2,16 @@
 
 use super::predictor::{Prediction, Predictor};
 use super::shape_lint;
+use base::table::{Cell, Printout, Rows, Table};
 use estimate::change::{Proposal, propose_faster, propose_smaller};
 use estimate::days::through;
 use estimate::gptrain::cuts::is_permitted;
 use estimate::predict::{Needs, Predict};
 use estimate::setup::Setup;
 use estimate::view::{GB, GIB, Stage, Terms, View};
+use estimate::words;
 use manifest::Manifest;
 use model::parameters;
-use serde_json::{Value, json};
-use std::fmt::Write;
 
 impl Predict for Predictor {
     fn fits(&self, setup: &Setup) -> bool {
@@ -27,8 +27,8 @@ impl Predict for Predictor {
         view(self, m, setup, terms)
     }
 
-    fn advise(&self, m: &Manifest, v: &View, text: &mut String, json: &mut Value) {
-        advise(self, m, v, text, json);
+    fn advise(&self, m: &Manifest, v: &View, out: &mut Printout) {
+        advise(self, m, v, out);
     }
 }
 
@@ -164,54 +164,39 @@ fn evaluate(predictor: &Predictor, proposal: Proposal) -> Change {
     Change { what, sets, prediction: predictor.predict(&setup), setup }
 }
 
-fn advise(predictor: &Predictor, m: &Manifest, v: &View, text: &mut String, json: &mut Value) {
+fn advise(predictor: &Predictor, m: &Manifest, v: &View, out: &mut Printout) {
     let now = &predictor.predict(&v.setup);
-    let found = shape_lint::lint(&v.setup);
-    *text += &notes(&found);
-    json["shape"] = json!(found);
-    if v.fits {
+    let shape = shape_lint::lint(&v.setup);
+    if !shape.is_empty() {
+        out.line("\nShape");
+        out.indented(&shape);
+    }
+    out.json["shape"] = shape.into();
+    let (title, key, list, shown) = if v.fits {
         let list = speed_ups(predictor, m, &v.setup, now);
-        *text += &printed("Faster, by seconds of a step", &list, v, now, 6);
-        json["faster"] = changes_json(&list, v, now);
+        ("Changes that make it faster, largest gain first", "faster", list, 6)
     } else {
         let list = memory_remedies(predictor, m, &v.setup);
-        let none =
-            "\nNo change of one or two steps fits: more devices (--min-gpus) or a smaller model.\n";
-        let remedies = printed("Would fit, and what it costs a step", &list, v, now, 8);
-        *text += if list.is_empty() { none } else { &remedies };
-        json["ladder"] = changes_json(&list, v, now);
-    }
-}
-
-/// Changes, each with its cost in seconds of a step.
-fn printed(title: &str, list: &[Change], v: &View, now: &Prediction, most: usize) -> String {
-    if list.is_empty() {
-        return String::new();
-    }
-    let mut out = format!("\n{title}\n");
-    for change in list.iter().take(most) {
-        let cost = change.cost(&v.setup, now);
-        let _ = writeln!(
-            out,
-            "  {:50}{cost:>+9.2} s {:>+7.1} %  {:>5.1} GiB",
-            change.what,
-            100.0 * cost / now.seconds,
-            change.prediction.gigabytes * GB / GIB
+        ("Changes that make it fit, cheapest first", "ladder", list, 8)
+    };
+    if list.is_empty() && !v.fits {
+        out.line(
+            "\nNo change of one or two steps fits: more devices (--min-gpus) or a smaller model.",
         );
     }
-    out
+    out.json[key] = changes(&list, v, now).json();
+    out.table(changes(list.iter().take(shown), v, now).titled(title));
 }
 
-fn notes(list: &[String]) -> String {
-    let lines: Vec<String> = list.iter().map(|note| format!("  {note}\n")).collect();
-    if lines.is_empty() { String::new() } else { format!("\nShape\n{}", lines.concat()) }
-}
-
-fn changes_json(list: &[Change], from: &View, now: &Prediction) -> Value {
-    list.iter()
-        .map(|c| {
-            json!({ "change": c.what, "set": c.sets, "cost_seconds": c.cost(&from.setup, now),
-            "mem_gib": c.prediction.gigabytes * GB / GIB, "fits": c.prediction.fits })
-        })
-        .collect()
+/// Changes, each with its cost in seconds per step.
+fn changes<'a>(list: impl IntoIterator<Item = &'a Change>, from: &View, now: &Prediction) -> Table {
+    let cost = |change: &Change| change.cost(&from.setup, now);
+    Rows::new(list)
+        .column("change", "change", |c| c.what.clone())
+        .column("s/step", "cost_seconds", |c| Cell::new(cost(c), format!("{:+.2}", cost(c))))
+        .text("", |c| words::change(now.seconds, now.seconds + cost(c)))
+        .column("GiB", "mem_gib", |c| Cell::fixed(c.prediction.gigabytes * GB / GIB, 1))
+        .json("set", |c| Cell::new(c.sets.clone(), ""))
+        .json("fits", |c| c.prediction.fits)
+        .table()
 }

@@ -1,5 +1,5 @@
 //! Predictions with error bars: the cost formulas with fitted constants, corrected by the residuals of
-//! measured runs of the same program or machine (`points`, `learn`). The further a run is from all
+//! measured runs of the same program or machine (`fitted`, `learn`). The further a run is from all
 //! measured ones, the wider its bar.
 
 use super::cost::constants::Constants;

@@ -9,7 +9,7 @@
 
 use super::watch::{Ended, Event, RunView, Watcher};
 use base::Moment;
-use device::cuda::nvml::{Faults, Monitor};
+use device::{Faults, Monitor};
 use launch::Device;
 use launch::events::{self, Kind};
 use launch::rank::Rank;
@@ -86,8 +86,13 @@ impl Watcher for GpuFaults {
 
 impl GpuFaults {
     /// Starts the detection. Faults counted by the GPU before are ignored.
-    pub fn new(rank: &Rank, m: &Manifest, device: &Device, monitor: Option<&Monitor>) -> GpuFaults {
-        let at_start = monitor.map(Monitor::faults).unwrap_or_default();
+    pub fn new(
+        rank: &Rank,
+        m: &Manifest,
+        device: &Device,
+        monitor: Option<&dyn Monitor>,
+    ) -> GpuFaults {
+        let at_start = monitor.map(|monitor| monitor.faults()).unwrap_or_default();
         let Faults { uncorrected, xids, .. } = at_start;
         GpuFaults {
             folder: m.log.folder.clone(),

@@ -139,11 +139,10 @@ impl Mirror {
         let state = self.queue.state.lock();
         let url = self.queue.place.url();
         if state.newest > state.copied {
-            let newest = state.copied.map_or("none is".into(), |step| {
-                format!("the newest there is {}", checkpoint::name(step))
-            });
+            let newest = state.copied.map_or("none".into(), checkpoint::name);
             tracing::warn!(
-                "{url}: the last checkpoint is not there, {newest}; the next start of the run copies it"
+                "{url} does not have the last checkpoint (its newest: {newest}); the next start of the run \
+                 copies it"
             );
         }
     }

@@ -5,8 +5,7 @@ use anyhow::Result;
 use base::memory::HostMemory;
 use base::{Bytes, Problems};
 use checkpoint::DataId;
-use device::cuda::{self, Identity};
-use device::{Backend, Home, OutOfMemory};
+use device::{Backend, Gpu, Home, Identity, OutOfMemory};
 use engine::{Engine, Groups, MemoryPlan};
 use estimate::gptrain::dry_run::{self, MemoryLimits};
 use estimate::gptrain::remedies;
@@ -208,7 +207,7 @@ pub struct GpuMemory {
     /// count.
     free: Bytes,
     all: Bytes,
-    /// Part of the free memory that ranks leave free (`cuda::headroom`).
+    /// Part of the free memory that ranks leave free (`Gpu::headroom`).
     headroom: Bytes,
     /// Number of ranks that share this GPU.
     sharing: usize,
@@ -238,7 +237,7 @@ pub fn gpu_memory(rank: &Rank, device: &Device, node: &str) -> Result<Option<Gpu
     let taken = sharing as u64 * device.backend().workspace().0;
     Ok(device.gpu().zip(memory).map(|(gpu, (free, all))| {
         let free = Bytes(free.0 + taken);
-        GpuMemory { gpu: gpu.clone(), free, all, headroom: cuda::headroom(all), sharing }
+        GpuMemory { gpu: gpu.clone(), free, all, headroom: Gpu::headroom(all), sharing }
     }))
 }
 
@@ -385,7 +384,7 @@ mod tests {
             gpu: gpu.clone(),
             free,
             all,
-            headroom: cuda::headroom(all),
+            headroom: Gpu::headroom(all),
             sharing: 2,
         };
         let rank = |bytes| MemoryPlan { rows: vec![("weights", Bytes(bytes))], host: Vec::new() };

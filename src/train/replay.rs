@@ -139,7 +139,7 @@ fn is_reset(found: &CheckpointFolder, steps: u64, m: &Manifest) -> anyhow::Resul
         let began = optimizer.began;
         let other = match () {
             _ if later.step > last => None,
-            _ if rule != now => Some((later.step, format!("step {} was by {rule}", later.step))),
+            _ if rule != now => Some((later.step, format!("step {} used {rule}", later.step))),
             _ if began > found.step => Some((began, format!("its states began at step {began}"))),
             _ => None,
         };
@@ -147,7 +147,7 @@ fn is_reset(found: &CheckpointFolder, steps: u64, m: &Manifest) -> anyhow::Resul
             let first = found.step + 1;
             return Err(Problems::one(
                 "--verify-resume",
-                format!("steps {first} to {last} are not all of one optimizer, {now}: {why}"),
+                format!("steps {first} to {last} did not all use this optimizer, {now}: {why}"),
                 format!("verify at most the {} steps after that", last - at),
             )
             .into());

@@ -216,7 +216,7 @@ fn from_checkpoint<'a>(
         Box::new(spikes),
         Box::new(Drift::new(StepParts::new(ops), planned_on)),
         Box::new(Stragglers::new(rank, &m.log.folder, device.processor())),
-        Box::new(GpuFaults::new(rank, m, device, monitor.as_ref())),
+        Box::new(GpuFaults::new(rank, m, device, monitor.as_deref())),
         Box::new(limit),
         Box::new(stop_at_loss),
         Box::new(Periodic("replicas", m.train.audit_interval, watch::compare)),

@@ -62,8 +62,7 @@ impl StepParts {
         }
     }
 
-    /// Counts a step, and begins to measure it if it is to be measured and the device can time its
-    /// ops.
+    /// Counts the step; starts timing if this step is due and the device supports it.
     pub fn begin(&mut self, be: &dyn Backend, rank: &Rank) {
         self.begun += 1;
         if self.begun == 1 && self.ops.is_some() {

@@ -11,7 +11,7 @@
 use super::watch::{Event, Requests, RunView, Watcher};
 use base::Moment;
 use comm::{BusyWindow, RankBusy};
-use device::cuda::nvml::{Health, Monitor};
+use device::{Health, Monitor};
 use launch::rank::Rank;
 use launch::sick_nodes::{self, Reason};
 use plan::grid::Axis;
@@ -56,7 +56,7 @@ impl Watcher for Stragglers {
 
     fn notice(&mut self, run: &RunView, event: &Event) -> anyhow::Result<()> {
         if let Event::Step(done) = event {
-            self.step(run.rank, done.seconds, done.waited, run.monitor.as_ref());
+            self.step(run.rank, done.seconds, done.waited, run.monitor.as_deref());
         }
         Ok(())
     }
@@ -76,7 +76,7 @@ impl Stragglers {
     }
 
     /// Records a step's time, and the time in it that the rank's thread waited for others.
-    fn step(&mut self, rank: &Rank, seconds: f64, waited: f64, monitor: Option<&Monitor>) {
+    fn step(&mut self, rank: &Rank, seconds: f64, waited: f64, monitor: Option<&dyn Monitor>) {
         let recorder = rank.world().recorder();
         let device = recorder.waited().device;
         let on_device = device - std::mem::replace(&mut self.device_waited, device);
@@ -90,7 +90,7 @@ impl Stragglers {
             seconds: median(std::mem::take(&mut self.seconds)),
             processor: self.processor.clone(),
             health: monitor
-                .map(|monitor| health(&monitor.read()))
+                .map(|monitor| health(&monitor.health()))
                 .unwrap_or_default(),
         });
     }

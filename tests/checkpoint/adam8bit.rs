@@ -30,7 +30,7 @@ fn again(m: &Loaded, from: &Path, to: &Path) -> PathBuf {
 
 fn equal(a: &Path, b: &Path) {
     let diff = inspect::diff(a, b).unwrap();
-    assert!(diff.equal(), "{diff}");
+    assert!(diff.equal(), "{diff:?}");
     let found = inspect::inspect(b, true).unwrap();
     assert!(found.damage.is_empty(), "{:?}", found.damage);
 }

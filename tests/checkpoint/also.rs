@@ -171,7 +171,8 @@ fn a_place_that_is_away_when_a_run_goes_on_is_tried_again() {
     assert!(said().contains("note: checkpoints are not copied: "), "{}", said());
     kill_process(Pid::from_child(&away), Signal::INT).unwrap();
     assert_eq!(away.wait().unwrap().code(), Some(0));
-    let missing = "the last checkpoint is not there, none is; the next start of the run copies it";
+    let missing =
+        "does not have the last checkpoint (its newest: none); the next start of the run copies it";
     assert!(said().contains(missing), "{}", said());
     let mut back = start("train.steps=10");
     fs::remove_file(lab.path("mount")).unwrap();

@@ -112,7 +112,7 @@ fn verify_resume_repeats_what_followed_a_change() {
         says(&verify("6"), &[changed, "verified: steps 7 to 12 again, equal to the last bit"]);
         // Step 6 was the other's.
         let mixed =
-            format!("steps 6 to 12 are not all of one optimizer, {now}: step 6 was by adamw");
+            format!("steps 6 to 12 did not all use this optimizer, {now}: step 6 used adamw");
         verify("7").expect(2, &[&mixed, "verify at most the 6 steps after that"]);
     }
 }

@@ -48,7 +48,7 @@ fn any_number_of_replicas_goes_on() {
         let again = run(&other, Some(&saved), SAVED..SAVED);
         let again = again.save(&other, &folder.path().join(grid.join(" ")));
         let diff = inspect::diff(&saved, &again).unwrap();
-        assert!(diff.equal(), "{grid:?}: {diff}");
+        assert!(diff.equal(), "{grid:?}: {diff:?}");
     }
 }
 

@@ -83,7 +83,7 @@ fn there_and_back(from: &[&str], to: &[&str]) {
             let again = again.save(&all[1 - i], &folder.path().join(format!("{i} again")));
             sound(&again, &all[1 - i]);
             let diff = inspect::diff(&saved[i], &again).unwrap();
-            assert!(diff.equal(), "{family:?}: {diff}");
+            assert!(diff.equal(), "{family:?}: {diff:?}");
         }
     }
 }
@@ -302,7 +302,7 @@ fn rank(
 ) -> (Vec<Outcome>, Vec<ReplicaDigest>, Snapshot) {
     let cpu = Cpu::new(Some(1));
     let groups = Groups::new(&world, &manifest.topology);
-    let (dp, replicas) = (groups.gradients.rank(), groups.gradients.size());
+    let (dp, replicas) = (groups.grad_sum.rank(), groups.grad_sum.size());
     let engine = Engine::with_rule(&cpu, groups, manifest, true, rule).unwrap();
     engine.init();
     if let Some(checkpoint) = from {

@@ -25,15 +25,11 @@
 //! | `hf_mup` | models with µP, whose factors are folded into the weights |
 //! | `tokenizers` | the tokenizer of a dataset, of its run and of an export is one and the same |
 //! | `hf_refused` | invalid folders, and full disks |
-//! | `bring` | runs of other trainers continue bit for bit: Megatron-DeepSpeed's BLOOM |
-//! | `bring_uneven` | stages with different numbers of layers, and folders that an import refuses |
-//! | `bring_universal` | the way back: DeepSpeed's universal folder, exported |
-//! | `bring_zero3` | the same BLOOM in the files of ZeRO-3 |
-//! | `bring_megatron` | the same of Megatron-LM's folders of that Llama |
-//! | `bring_dist` | the same of Megatron-Core's distributed checkpoints (torch_dist) |
-//! | `bring_olmo` | the same of that Llama in OLMo-core's folders |
-//! | `bring_distrib` | the same of Megatron-LM's distributed optimizer, `distrib_optim.pt` |
-//! | `bring_llama` | the same of a Llama: the run that it is cut from, and torchtitan's folders |
+//! | `import_steps` | other trainers' folders: the steps that their tests share |
+//! | `import_continues` | folders of each trainer continue as the run that they were cut from, bit for bit |
+//! | `import_choices` | settings, padding, copies that differ, counts of updates, states that are left |
+//! | `import_refused` | folders and settings that an import refuses, and changed bytes |
+//! | `import_exported` | the way back: Megatron-LM's folder and DeepSpeed's universal one |
 //! | `torch` | torch.save's files: PyTorch's value by value, hostile and mutated ones |
 
 #[path = "../common/mod.rs"]
@@ -42,15 +38,6 @@ mod common;
 mod adam8bit;
 mod also;
 mod also_s3;
-mod bring;
-mod bring_dist;
-mod bring_llama;
-mod bring_megatron;
-mod bring_olmo;
-mod bring_distrib;
-mod bring_uneven;
-mod bring_universal;
-mod bring_zero3;
 mod changes;
 mod compression;
 mod damage;
@@ -64,6 +51,11 @@ mod hf_llama;
 mod hf_mup;
 mod hf_positions;
 mod hf_refused;
+mod import_choices;
+mod import_continues;
+mod import_exported;
+mod import_refused;
+mod import_steps;
 mod inspect;
 mod matrix;
 mod resume;

@@ -204,9 +204,9 @@ fn pair(of: &Ran, to: &Ran, same_grid: bool, tolerance: f64, what: &str) -> (f64
             .iter()
             .filter(|(state, _)| goes_on || !state.starts_with("powersgd"));
         let changed: Vec<_> = own.filter(|(_, change)| **change != 0.0).collect();
-        assert!(changed.is_empty() && (tensor.equal || !goes_on), "{what}: {changed:?}\n{diff}");
+        assert!(changed.is_empty() && (tensor.equal || !goes_on), "{what}: {changed:?}\n{diff:?}");
     }
-    assert!(diff.only_in_a.is_empty() && diff.only_in_b.is_empty(), "{what}: {diff}");
+    assert!(diff.only_in_a.is_empty() && diff.only_in_b.is_empty(), "{what}: {diff:?}");
     let found = inspect::inspect(&again, true).unwrap().damage;
     assert!(found.is_empty(), "{what}: {found:?}");
     (close(&done.outcomes, before, if goes_on { tolerance } else { ANEW }, &what), goes_on)

@@ -92,7 +92,7 @@ fn means(step: &Step, p: &ParamStates, weights: &[f32]) {
     {
         let at = p.get(name);
         step.be.upload(bytemuck::cast_slice(&values), at);
-        step.at.groups.gradients.all_reduce(at);
+        step.at.groups.grad_sum.all_reduce(at);
         if spec.split == split {
             step.at.groups.tensor.all_reduce(at);
         }
@@ -145,7 +145,7 @@ fn states_of_every_extent_are_read_by_any_grid() {
         let other = (i + 1) % grids.len();
         let again = train(&grids[other], Some(&saved[i]), 2..2, &place(format!("{i} again")));
         let diff = inspect::diff(&saved[i], &again).unwrap();
-        assert!(diff.equal(), "{diff}");
+        assert!(diff.equal(), "{diff:?}");
         train(&grids[other], Some(&again), 2..3, &place(format!("{i} on")));
     }
 }

@@ -103,7 +103,7 @@ fn what_four_ranks_wrote_is_what_one_wrote() {
         }
     }
     let same = gptrain::checkpoint::inspect::diff(&one.folder, &many.folder).unwrap();
-    assert!(same.equal() && same.state.is_empty(), "{same}");
+    assert!(same.equal() && same.state.is_empty(), "{same:?}");
 }
 
 /// A rank opens the shards of all others, whose number no limit of open files bounds.

@@ -74,6 +74,14 @@ fn runs_are_compared_at_the_same_step_and_at_the_same_tokens() {
     lab.gptrain(&["compare", "runs/a", "runs/b", "-o", "both.html"])
         .expect(2, &["both.html"]);
 
+    // The fall of the first steps flattens a chart of the whole: a second one begins after it.
+    run("long", &["train.steps=30", "model.layers=1"]);
+    lab.gptrain(&["compare", "runs/b", "runs/long", "-o", "long.html"])
+        .well();
+    let page = fs::read_to_string(lab.path("long.html")).unwrap();
+    let late = "<h2>loss without the first tenth, nats a token";
+    assert!(page.contains(late) && page.matches("<figure").count() == 7, "{page}");
+
     // A run that ended early does not set the step of the others, unless there is but one other.
     run("early", &["train.steps=2"]);
     let done = lab.gptrain(&["compare", "runs/a", "runs/b", "runs/early", "--json"]);

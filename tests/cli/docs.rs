@@ -2,7 +2,7 @@
 //! a GPU, a cluster nor minutes are run as they are printed, in their order.
 
 use crate::common::binary::{Done, Lab};
-use gptrain::cli;
+use gptrain::commands;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -106,12 +106,13 @@ fn every_command_of_the_docs_is_understood() {
     for block in blocks() {
         for words in block.lines.iter().flat_map(|line| calls(line)) {
             let shown = words.join(" ");
-            cli::understands(&words).unwrap_or_else(|why| panic!("{}: {shown}\n{why}", block.page));
+            commands::understands(&words)
+                .unwrap_or_else(|why| panic!("{}: {shown}\n{why}", block.page));
             understood += 1;
         }
     }
     assert!(understood > 50, "{understood}");
-    assert!(cli::understands(&["gptrain", "run", "m.yaml", "--sett", "a=1"]).is_err());
+    assert!(commands::understands(&["gptrain", "run", "m.yaml", "--sett", "a=1"]).is_err());
 }
 
 /// Blocks that are only understood: what they would need, or the test that does the same.
@@ -119,8 +120,6 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("README.md", "make run", "builds"),
     ("README.md", "gptrain data train-tokenizer", "readme::a_first_training_works"),
     ("README.md", "gptrain run manifests/quickstart-grid.yaml", "Slurm: tests/cluster"),
-    ("bring-your-run.md", "gptrain import", "tests/checkpoint/bring.rs"),
-    ("bring-your-run.md", "gptrain export", "tests/checkpoint/bring_megatron.rs"),
     ("checkpoints.md", "PATH=", "two minutes of a 124M model: tests/checkpoint"),
     ("cluster.md", "gptrain run manifests/quickstart-grid.yaml", "tests/model/grids.rs"),
     ("cluster.md", "srun -n 8 --kill-on-bad-exit=1 gptrain run", "Slurm: tests/cluster"),
@@ -133,6 +132,8 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("gpu.md", "make test-gpu", "a GPU"),
     ("gpu.md", "GPTRAIN_TEST_GPU=1", "a GPU"),
     ("gpu.md", "python3 -m tarfile", "a GPU"),
+    ("import.md", "gptrain import", "tests/checkpoint/import_continues.rs"),
+    ("import.md", "gptrain export", "tests/checkpoint/import_exported.rs"),
     ("runs.md", "gptrain sweep", "tests/cli/sweep.rs"),
     ("trace.md", "gptrain run manifests/quickstart-grid.yaml", "tests/cluster/trace.rs"),
     ("trace.md", "gptrain run manifests/quickstart.yaml --ops", "tests/cli/ops.rs"),

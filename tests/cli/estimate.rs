@@ -389,7 +389,7 @@ fn the_bill_is_the_engines() {
                 scope.spawn(move || {
                     let cpu = Cpu::new(Some(1));
                     let groups = Groups::new(&world, &m.topology);
-                    let (stage, replica) = (groups.pipeline.rank(), groups.gradients.rank());
+                    let (stage, replica) = (groups.pipeline.rank(), groups.grad_sum.rank());
                     let engine = Engine::new(&cpu, groups, m, true).unwrap();
                     let padding = 4 * 256 * engine.params().count() as u64;
                     (stage, replica, padding, engine.memory_plan().clone())

@@ -130,10 +130,10 @@ fn compressed_gradients_are_billed_and_advised() {
     let (ours, plain) = (seconds(&[]), seconds(&["topology.compression=none"]));
     assert!(e.factors > 0.0 && e.break_even > 1.0, "{e:?}");
     near(ours, plain, 1e-6);
-    let text = compression::describe(&with.manifest, &with.setup);
+    let text = compression::describe(&with.manifest, &with.setup).unwrap();
     assert!(text.contains("compressed: a rank sends") && text.contains("pays below"), "{text}");
     let none = read(&["topology.compression=none"]);
-    assert_eq!(compression::describe(&none.manifest, &none.setup), "");
+    assert_eq!(compression::describe(&none.manifest, &none.setup), None);
 }
 
 /// Output of `estimate` for the small model on a GPU with this much memory.

@@ -1,29 +1,6 @@
 //! Messages and refusals of `gptrain estimate`, and a size instead of a manifest.
 
-use serde_json::Value;
-use std::process::{Command, Output};
-
-fn estimate(args: &[&str]) -> (i32, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gptrain"));
-    command
-        .arg("estimate")
-        .args(args)
-        .current_dir(env!("CARGO_MANIFEST_DIR"));
-    let Output { status, stdout, stderr } = command.output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (status.code().unwrap(), text(stdout), text(stderr))
-}
-
-fn json(args: &[&str]) -> Value {
-    let (_, out, err) = estimate(&[args, &["--json"]].concat());
-    serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out} {err}"))
-}
-
-fn refused(args: &[&str], words: &[&str]) {
-    let (code, _, err) = estimate(args);
-    assert_eq!(code, 2, "{args:?}: {err}");
-    assert!(words.iter().all(|word| err.contains(word)), "{args:?}: {err}");
-}
+use crate::estimate_cli::{estimate, json, refused};
 
 const LLAMA: &str = "manifests/llama3-8b.yaml";
 

@@ -92,8 +92,16 @@ fn a_new_manifest_fits_data_tokenizer_and_wish() {
     let lab = Lab::new();
     let austen = concat!(env!("CARGO_MANIFEST_DIR"), "/datasets/austen/austen");
     for (params, says) in [
-        ("124M", &["vocab: 4096 # the tokenizer's", "seq_len: 1024", "# eod: {token: 0,"][..]),
-        ("1e6", &["hidden: 128", "seq_len: 256", "4 times the training data"]),
+        (
+            "124M",
+            &[
+                "vocab: 4096 # the tokenizer's",
+                "seq_len: 1024",
+                "# eod: {token: 0,",
+                "  interval: 25 # steps",
+            ][..],
+        ),
+        ("1e6", &["hidden: 128", "seq_len: 256", "4 times the training data", "interval: 5 #"]),
     ] {
         let args = ["manifest", "new", "--data", austen, "--params", params];
         let done = lab.gptrain(&args);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::common::events;
 use gptrain::base::Problems;
 use gptrain::base::svg::Scale;
-use gptrain::commands::report::page::Run;
+use gptrain::commands::ReportPage as Run;
 use gptrain::launch::console::Console;
 use gptrain::launch::storage::Storage;
 use gptrain::train::report::metrics::{Dropped, Metrics, MetricsFile};

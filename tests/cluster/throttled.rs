@@ -1,9 +1,9 @@
 //! PowerSGD between ranks over TCP whose adapter is slow: how many bytes wait for it. (How much shorter
-//! a step gets is in benches/RESULTS.md.)
+//! a step gets is in benches/LOG.md.)
 
 use crate::common;
 use gptrain::comm::tcp::{self, Join};
-use gptrain::comm::{Traffic, Watchdog, World};
+use gptrain::comm::{GRAD_SUM, Traffic, Watchdog, World};
 use gptrain::data::Batch;
 use gptrain::device::cpu::Cpu;
 use gptrain::engine::{Engine, Groups, Outcome};
@@ -55,7 +55,7 @@ fn replica(world: World, sets: &[&str]) -> Sent {
     let data = |traffic: Traffic| -> u64 {
         let of_group = traffic
             .into_iter()
-            .filter(|((group, _), _)| &**group == "data");
+            .filter(|((group, _), _)| &**group == GRAD_SUM);
         of_group.map(|(_, bytes)| bytes).sum()
     };
     let (mut outcomes, mut totals) = (Vec::new(), Vec::new());

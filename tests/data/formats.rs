@@ -303,7 +303,7 @@ fn what_is_no_text_is_refused() {
     tar[257..262].copy_from_slice(b"ustar");
     fs::write(folder.join("a.tar"), tar).unwrap();
     for (arguments, says) in [
-        ("a.py", "its name does not say what it holds\n    → say --format"),
+        ("a.py", "its name does not say what it holds\n    → pass --format"),
         ("a.tar --format txt", "is a tar archive"),
         ("named.txt --skip-invalid", "is a Parquet file"),
         ("array.json", "is a JSON array"),

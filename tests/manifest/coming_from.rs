@@ -23,7 +23,7 @@ const BELOW: &str = "
   does. Hugging Face exports have the unpadded rows.
 * **Dropout is 0** unless `model.dropout` is set; Megatron's default is 0.1.
 * **There is no `--load`.** The same command resumes from the run's newest checkpoint, on any grid. `gptrain import`
-  starts from a Hugging Face folder, or [continues](bring-your-run.md) a run of another trainer.
+  starts from a Hugging Face folder, or [continues](import.md) a run of another trainer.
 * **Lengths are samples.** `train.steps` and `train.tokens` are converted. Warm-up and decay are samples too.
 * **Megatron's datasets** (`.bin`, `.idx`) are read unchanged and in Megatron's sample order (`data.rule`).
 ";

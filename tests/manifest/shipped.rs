@@ -59,7 +59,7 @@ fn estimate(m: &Manifest, program: Option<&str>) {
     let predictor: &dyn Predict = Predictor::shipped();
     let other = (request.setup.program != Program::Gptrain).then_some(predictor);
     let view = request.view(other);
-    let text = print::text(&view);
+    let text = print::printout(&view).text(usize::MAX);
     assert!(text.contains("sets the peak") && view.seconds > 0.0, "{text}");
     let words = text.split(|c: char| c.is_whitespace() || c == ',');
     let figures: Vec<f64> = words.filter_map(|word| word.parse().ok()).collect();

@@ -6,7 +6,7 @@ use gptrain::base::{DType, rng};
 use gptrain::data::Batch;
 use gptrain::device::cpu::Cpu;
 use gptrain::device::dynamic_map::{DynamicMap, SIGNED, UNSIGNED};
-use gptrain::device::{AdamW, AdamWUpdate, Arena, Backend, Coded, Tensor, op};
+use gptrain::device::{AdamW, AdamWUpdate, Arena, Backend, Coded, InPlace, Tensor, op};
 use gptrain::engine::{Engine, Groups, Outcome};
 use gptrain::model::Inputs;
 use std::path::PathBuf;
@@ -55,11 +55,19 @@ impl<'a> Pair<'a> {
         });
         cpu.upload(bytemuck::cast_slice(grad), self.grad);
         let (rule, grad, scalars) = (*rule, self.grad, *scalars);
-        let one = AdamWUpdate { rule, grad, master: *w, m: *m, v: *v, weight: *w };
+        let one = AdamWUpdate {
+            rule,
+            grad,
+            master: InPlace(*w),
+            m: InPlace(*m),
+            v: InPlace(*v),
+            weight: None,
+        };
         cpu.host().run(op::AdamW { scalars, updates: &[one] });
-        let [m, v] = *moments;
+        let [m, v] = moments.map(InPlace);
+        let master = InPlace(*c);
         cpu.host()
-            .run(op::Adam8bit { rule, scalars, grad, master: *c, m, v, weight: *c });
+            .run(op::Adam8bit { rule, scalars, grad, master, m, v, weight: None });
         [*w, *c].map(|x| {
             let mut bytes = vec![0; x.bytes()];
             cpu.download(x, &mut bytes);

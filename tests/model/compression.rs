@@ -133,7 +133,7 @@ fn a_skipped_step_changes_neither_error_nor_q() {
 fn skips(world: World, m: &Manifest) -> Vec<bool> {
     let cpu = Cpu::new(Some(1));
     let groups = Groups::new(&world, &m.topology);
-    let (first, replicas) = (groups.gradients.rank(), groups.gradients.size());
+    let (first, replicas) = (groups.grad_sum.rank(), groups.grad_sum.size());
     let engine = Engine::new(&cpu, groups, m, true).unwrap();
     engine.init();
     let kept = || -> Vec<(String, Vec<u32>)> {

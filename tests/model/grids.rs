@@ -468,7 +468,7 @@ pub fn train(sets: &[&str], globals: &[usize]) -> Past {
 fn rank(world: World, manifest: &Manifest, globals: &[usize]) -> Past {
     let cpu = Cpu::new(Some(1));
     let groups = Groups::new(&world, &manifest.topology);
-    let (dp, replicas) = (groups.gradients.rank(), groups.gradients.size());
+    let (dp, replicas) = (groups.grad_sum.rank(), groups.grad_sum.size());
     let share = groups.tensor.rank();
     let engine = Engine::new(&cpu, groups, manifest, true).unwrap();
     engine.init();

@@ -249,7 +249,7 @@ pub fn train(
     mut stepped: impl FnMut(usize),
 ) -> Vec<Outcome> {
     let (global, micro) = (manifest.batch.global, manifest.batch.micro);
-    let (dp, replicas) = (groups.gradients.rank(), groups.gradients.size());
+    let (dp, replicas) = (groups.grad_sum.rank(), groups.grad_sum.size());
     let engine = Engine::new(be, groups, manifest, true).unwrap();
     engine.init();
     let micros = global / micro / replicas;

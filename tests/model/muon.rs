@@ -6,7 +6,7 @@ use crate::grids::read_grad;
 use crate::grids_cuda::{How, outcomes, train as train_on};
 use crate::pytorch::follow;
 use gptrain::base::DType;
-use gptrain::comm::{Op, World, threads};
+use gptrain::comm::{GRAD_SUM, Op, World, threads};
 use gptrain::data::Batch;
 use gptrain::device::cpu::Cpu;
 use gptrain::engine::{Engine, Groups};
@@ -325,7 +325,7 @@ fn the_planner_counts_bytes_products_and_states() {
         });
         let stage = &dry_run::stages(&m)[0];
         let [replicas, shares] = sent(&m);
-        for (group, formula) in [("data", replicas), ("tensor", shares)] {
+        for (group, formula) in [(GRAD_SUM, replicas), ("tensor", shares)] {
             let of = |rank: usize| -> f64 {
                 let kinds = traffic[rank]
                     .iter()
@@ -336,7 +336,7 @@ fn the_planner_counts_bytes_products_and_states() {
             assert_eq!(counted.map_or(0.0, |sent| sent.bytes), of(0), "{group}, {sets:?}");
             let all: f64 = (0..traffic.len()).map(of).sum();
             // Under ZeRO an owner's replica has a part already; the rest goes there and back.
-            if group == "data" && m.topology.zero > 0 {
+            if group == GRAD_SUM && m.topology.zero > 0 {
                 assert!(0.0 < all && all <= 2.0 * formula, "{all} of {formula}, {sets:?}");
             } else {
                 assert_eq!(all, formula, "{group}, {sets:?}");

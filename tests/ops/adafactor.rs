@@ -4,7 +4,7 @@ use crate::bench::{Bench, Known};
 use crate::reference::plus;
 use crate::{Case, case};
 use gptrain::base::{DType, Fused};
-use gptrain::device::{Adafactor, MatrixPart, SecondMoment, op};
+use gptrain::device::{Adafactor, InPlace, MatrixPart, SecondMoment, op};
 
 const RULE: Adafactor = Adafactor {
     lr: 3e-2,
@@ -192,7 +192,7 @@ fn moved(
         part: *part,
         rows: rows_on,
         cols: cols.on,
-        v: v.on,
+        v: InPlace(v.on),
     });
     let to = if scalars.x[0].is_nan() { 0.0 } else { scalars.x[1] };
     let lerp = |v: f64, sum: f64, of: usize| v + to * (sum / of as f64 - v);
@@ -256,8 +256,8 @@ fn update(b: &Bench, part: &MatrixPart, scalars: &Known, grad: &Known, v: &Momen
             v: v.on,
             update_squares: of_u.on,
             weight_squares: scaled.then_some(of_weight.on),
-            master: master.on,
-            weight: rounded,
+            master: InPlace(master.on),
+            weight: rounded.set_unless(master.on),
         };
         b.run(op);
         let skipped = scalars.x[0].is_nan();
@@ -285,7 +285,7 @@ fn update(b: &Bench, part: &MatrixPart, scalars: &Known, grad: &Known, v: &Momen
             b.expect("rounded", rounded, || stored);
             // Where the weights in use are the master's themselves.
             let onto = b.again(&master);
-            b.run(op::Adafactor { master: onto.on, weight: onto.on, ..op });
+            b.run(op::Adafactor { master: InPlace(onto.on), weight: None, ..op });
             b.same("rounded on master", onto.on, master.on);
         }
     }

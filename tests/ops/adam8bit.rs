@@ -4,7 +4,7 @@ use crate::bench::{Bench, Known};
 use crate::{Case, case};
 use gptrain::base::DType;
 use gptrain::device::dynamic_map::{SIGNED, UNSIGNED};
-use gptrain::device::{AdamW, Coded, op};
+use gptrain::device::{AdamW, Coded, InPlace, op};
 
 pub fn table() -> Vec<Case> {
     let of = |block, blocks| {
@@ -107,10 +107,10 @@ fn updates(b: &Bench, block: usize, blocks: usize) {
             rule,
             scalars: scalars.on,
             grad: grad.on,
-            master: master.on,
-            m: m.coded(),
-            v: v.coded(),
-            weight: rounded,
+            master: InPlace(master.on),
+            m: InPlace(m.coded()),
+            v: InPlace(v.coded()),
+            weight: rounded.set_unless(master.on),
         });
         if factor.is_finite() {
             define(&rule, &scalars.x, &grad.x, &mut weights, &mut m, &mut v);

@@ -127,7 +127,7 @@ pub fn attention(b: &Bench, shape: Shape) {
         .collect();
     let slopes_of_heads: Vec<f64> = (0..heads).map(|h| 0.5f64.powi(h as i32 + 1)).collect();
     let drop = b.dropout(rate, FIRST, seq, 0);
-    let how = Attend {
+    let attend = Attend {
         heads: all,
         first_head: 4,
         scale: shape.scale(),
@@ -143,13 +143,13 @@ pub fn attention(b: &Bench, shape: Shape) {
     let definition = Definition { shape, ranges, slopes: slopes_of_heads, drop };
 
     let (y, lse) = (b.blank(rows, heads * d, b.dtype), b.blank(rows, heads, DType::F32));
-    b.run(op::Attention { qkv: qkv.on, how, y: y.set(), lse: lse.set() });
+    b.run(op::Attention { qkv: qkv.on, attend, y: y.set(), lse: lse.set() });
     b.expect("y", y, || definition.compute(&qkv.x).0);
     b.expect("lse", lse, || definition.compute(&qkv.x).1);
 
     let dy = b.normal(rows, heads * d);
     let dqkv = b.blank(rows, all.qkv_width(), b.dtype);
-    b.run(op::AttentionBackward { dy: dy.on, qkv: qkv.on, y, lse, how, dqkv: dqkv.set() });
+    b.run(op::AttentionBackward { dy: dy.on, qkv: qkv.on, y, lse, attend, dqkv: dqkv.set() });
     // The backward takes y as rounded: in bf16 this adds once more its rounding.
     let tolerance = if b.dtype == DType::F32 { 6e-6 } else { 1.0 / 128.0 };
     b.expect_within(tolerance, "dqkv", dqkv, || definition.slopes(&qkv, &dy));

@@ -116,7 +116,9 @@ fn a_profile_has_every_kernel_and_product() {
     let backend: &dyn Backend = &cuda;
     let arena = Arena::new(backend, 1 << 20).expect("1 MiB");
     let [a, b, c] = [0; 3].map(|_| arena.matrix(48, 48, DType::F32));
-    [a, b].into_iter().for_each(|x| backend.run(op::Zero { x }));
+    [a, b]
+        .into_iter()
+        .for_each(|x| backend.run(op::Zero { x: x.set() }));
     let mut graph = backend.graph(0);
     let mut work = || {
         backend.run(op::Gemm::plain(Gemm::NT, a, b, c.set()));
@@ -141,7 +143,9 @@ fn ops_are_timed_by_section() {
     let backend: &dyn Backend = &cuda;
     let arena = Arena::new(backend, 1 << 20).expect("1 MiB");
     let [a, b, c] = [0; 3].map(|_| arena.matrix(48, 48, DType::F32));
-    [a, b].into_iter().for_each(|x| backend.run(op::Zero { x }));
+    [a, b]
+        .into_iter()
+        .for_each(|x| backend.run(op::Zero { x: x.set() }));
     let gemm = || backend.run(op::Gemm::plain(Gemm::NT, a, b, c.set()));
     assert!(backend.time_ops());
     gemm();

@@ -59,7 +59,7 @@ fn copies(b: &Bench, rows: usize, cols: usize) {
         let old = b.known(rows, cols, dtype, &old.x);
         b.run(op::Copy { x: x.on, y: old.on.add() });
         b.expect("copy +=", old.on, || plus(&old.x, &x.x));
-        b.run(op::Zero { x: y });
+        b.run(op::Zero { x: y.set() });
         b.expect("zero", y, || vec![0.0; rows * cols]);
     }
 }
@@ -104,7 +104,7 @@ fn residual(
     b.run(op::ResidualBackward {
         dy: dy.on,
         drop: *drop,
-        dbranch: dbranch.set(),
+        dbranch: drop.output(dy.on, dbranch),
         dbias: into(&dbias),
     });
     b.expect("dbranch", dbranch, || times(&mask(), &dy.x));
@@ -117,7 +117,7 @@ fn residual(
     b.run(op::ResidualBackward {
         dy: onto.on,
         drop: *drop,
-        dbranch: onto.on.set(),
+        dbranch: drop.output(onto.on, onto.on),
         dbias: into(&dbias_onto),
     });
     b.same("residual_backward in place: dbranch", dbranch, onto.on);

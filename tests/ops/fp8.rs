@@ -4,7 +4,7 @@ use crate::bench::{Bench, Known};
 use crate::reference::{column_sums, gelu, plus, slopes};
 use crate::{Case, case};
 use gptrain::base::{DType, Fp8, Gelu};
-use gptrain::device::{Epilogue, Fp8Scaling, Lines, Quantized, Tensor, op};
+use gptrain::device::{Epilogue, Fp8Scaling, Lines, Quantized, QuantizedBy, Tensor, op};
 use std::cell::LazyCell;
 
 const FORMATS: [Fp8; 2] = [Fp8::E4M3, Fp8::E5M2];
@@ -83,7 +83,8 @@ pub fn quantized(b: &Bench, rows: usize, cols: usize) {
         .flatten()
     {
         let to = Lines::BOTH.map(|lines| blank(b, lines.shape(x.on), format, scaling));
-        let [rows, columns] = pick(asked, [0, 1].map(|at| (shares[at].on, to[at])));
+        let lines = |at: usize| QuantizedBy { maxima: shares[at].on, to: to[at].set() };
+        let [rows, columns] = pick(asked, [0, 1].map(lines));
         b.run(op::Quantize { x: x.on, rows, columns });
         for at in (0..2).filter(|at| asked[*at]) {
             let (shares, count) = (&shares[at].x, all[at].len());
@@ -116,7 +117,7 @@ fn by_own_maxima(b: &Bench, x: &Known, [rows, columns]: &[Vec<Vec<f64>>; 2]) {
     {
         let to = blank(b, Lines::Rows.shape(x.on), format, Fp8Scaling::RowWise);
         let maxima = b.blank(1, columns.len(), DType::F32);
-        b.run(op::QuantizeRows { x: x.on, to, columns: takes.then(|| maxima.set()) });
+        b.run(op::QuantizeRows { x: x.on, to: to.set(), columns: takes.then(|| maxima.set()) });
         are_codes(b, &to, rows, &of(rows));
         if takes {
             b.exactly("maxima of columns in passing", maxima, || of(columns));
@@ -152,7 +153,8 @@ fn own(b: &Bench, x: &Known, format: Fp8, scaling: Fp8Scaling) -> (Quantized, Ve
     let (size, to) = (Lines::Rows.shape(x.on), blank(b, Lines::Rows.shape(x.on), format, scaling));
     let maxima = b.blank(1, size[0], DType::F32);
     b.run(op::LineMaxima { x: x.on, rows: Some(maxima.set()), columns: None });
-    b.run(op::Quantize { x: x.on, rows: Some((maxima, to)), columns: None });
+    let rows = Some(QuantizedBy { maxima, to: to.set() });
+    b.run(op::Quantize { x: x.on, rows, columns: None });
     let scales = b.numbers(to.scales);
     let number = |(at, code): (usize, &u8)| f64::from(format.decode(*code)) * scales[at / size[1]];
     let numbers = b.bytes(to.codes).iter().enumerate().map(number).collect();

@@ -3,7 +3,7 @@
 use crate::bench::{Bench, Known};
 use crate::{Case, case};
 use gptrain::base::DType;
-use gptrain::device::{AdamW, AdamWUpdate, Backend, Home, Tensor, op};
+use gptrain::device::{AdamW, AdamWUpdate, Backend, Home, InPlace, Tensor, op};
 
 pub fn table() -> Vec<Case> {
     vec![
@@ -30,7 +30,7 @@ fn there_and_back(b: &Bench, len: usize) {
     be.run(op::Copy { x: x.on, y: y.set() });
     let going = be.transfer(y, host);
     be.finish_transfer(going);
-    be.run(op::Zero { x: y });
+    be.run(op::Zero { x: y.set() });
     let digests = b.longs(&[-1, -2]);
     be.run(op::Digests { xs: &[host, x.on], y: digests.set() });
     let both = b.bytes(digests);
@@ -40,7 +40,7 @@ fn there_and_back(b: &Bench, len: usize) {
     be.run(op::Copy { x: y, y: z.set() });
     b.expect("there and back", z, || x.x.clone());
     let bytes = b.bytes(x.on);
-    be.run(op::Zero { x: host });
+    be.run(op::Zero { x: host.set() });
     assert_ne!(b.bytes(host), bytes);
     be.upload(&bytes, host);
     assert_eq!(b.bytes(host), bytes);
@@ -76,6 +76,13 @@ fn adamw(b: &Bench, len: usize) {
 
 fn update(be: &dyn Backend, rule: AdamW, scalars: Tensor, grad: Tensor, state: [Tensor; 4]) {
     let [master, m, v, weight] = state;
-    let updates = &[AdamWUpdate { rule, grad, master, m, v, weight }];
+    let updates = &[AdamWUpdate {
+        rule,
+        grad,
+        master: InPlace(master),
+        m: InPlace(m),
+        v: InPlace(v),
+        weight: weight.set_unless(master),
+    }];
     be.run(op::AdamW { scalars, updates });
 }

@@ -4,7 +4,7 @@ use crate::bench::Bench;
 use crate::reference::slopes;
 use crate::{Case, case};
 use gptrain::base::{DType, div_exact};
-use gptrain::device::{Logits, Tensor, ZLoss, op};
+use gptrain::device::{Logits, LossLogits, Tensor, ZLoss, op};
 
 pub fn table() -> Vec<Case> {
     let sizes = [(1, 1, 1, 1), (1, 50, 50, 1), (17, 33, 40, 1), (9, 33, 40, 4), (5, 30, 48, 3)];
@@ -94,8 +94,8 @@ fn compare(
         .collect();
     for (share, part) in parts.iter().enumerate() {
         let to = stats.row_range(share * rows, rows);
-        let how = Logits { x: part.on, first: share * own, vocab, cap: extra.cap };
-        b.run(op::CrossEntropyStats { logits: how, targets: on, stats: to.set() });
+        let logits = Logits { x: part.on, first: share * own, vocab, cap: extra.cap };
+        b.run(op::CrossEntropyStats { logits, targets: on, stats: to.set() });
         let x: Vec<f64> = part.x.iter().map(|x| extra.capped(*x)).collect();
         b.expect("stats", to, || stats_of(&x, own, share * own, vocab, targets));
     }
@@ -119,37 +119,35 @@ fn compare(
         let x = b.known(rows, own, b.dtype, logits).on;
         let [losses, z_losses] = [(); 2].map(|()| b.blank(rows, 1, DType::F32));
         let stats = b.blank(rows, 3, DType::F32);
-        let how = Logits { x, first: 0, vocab, cap: extra.cap };
+        let logits = Logits { x, first: 0, vocab, cap: extra.cap };
         let z = extra
             .z
             .map(|coefficient| ZLoss { coefficient, losses: z_losses.set() });
         let scale = Some(b.known(1, 1, DType::F32, &[1.5]).on);
-        b.run(op::CrossEntropyUnsplit(op::CrossEntropy {
-            logits: how,
+        b.run(op::CrossEntropyUnsplit::new(op::CrossEntropy {
             targets: on,
             weights: weights.on,
             stats,
             losses: losses.set(),
             z,
-            scale,
+            logits: LossLogits { logits, scale },
         }));
         [x, losses, z_losses, stats]
     });
     for (share, part) in parts.iter().enumerate() {
         let [losses, z_losses] = [(); 2].map(|()| b.blank(rows, 1, DType::F32));
         let run = |losses: Tensor, scale| {
-            let how = Logits { x: part.on, first: share * own, vocab, cap: extra.cap };
+            let logits = Logits { x: part.on, first: share * own, vocab, cap: extra.cap };
             let z = extra
                 .z
                 .map(|coefficient| ZLoss { coefficient, losses: z_losses.set() });
             b.run(op::CrossEntropy {
-                logits: how,
                 targets: on,
                 weights: weights.on,
                 stats,
                 losses: losses.set(),
                 z,
-                scale,
+                logits: LossLogits { logits, scale },
             });
         };
         let scale = b.known(1, 1, DType::F32, &[1.5]);
@@ -206,23 +204,22 @@ fn infinite(b: &Bench) {
     let logits =
         [1.0, none, 2.0, none, none, none, f64::NAN, f64::INFINITY, none, 0.5, 1.5, f64::NAN];
     let run = |weights: &[f64]| {
-        let logits = b.known(3, 4, b.dtype, &logits);
+        let x = b.known(3, 4, b.dtype, &logits).on;
         let targets = b.integers(3, 1, &[2, 0, 1]);
         let weights = b.known(3, 1, DType::F32, weights);
         let (stats, losses) = (b.blank(3, 3, DType::F32), b.blank(3, 1, DType::F32));
-        let how = Logits { x: logits.on, first: 0, vocab: 4, cap: None };
-        b.run(op::CrossEntropyStats { logits: how, targets, stats: stats.set() });
+        let logits = Logits { x, first: 0, vocab: 4, cap: None };
+        b.run(op::CrossEntropyStats { logits, targets, stats: stats.set() });
         let scale = Some(b.known(1, 1, DType::F32, &[1.0]).on);
         b.run(op::CrossEntropy {
-            logits: how,
             targets,
             weights: weights.on,
             stats,
             losses: losses.set(),
             z: None,
-            scale,
+            logits: LossLogits { logits, scale },
         });
-        (losses, logits.on)
+        (losses, x)
     };
     let p = 1.0 / (1.0 + 1f64.exp());
     let loss = -(1.0 - p).ln();

@@ -4,7 +4,7 @@ use crate::bench::{Bench, Known};
 use crate::reference::dot;
 use crate::{Case, case};
 use gptrain::base::DType;
-use gptrain::device::op;
+use gptrain::device::{InPlace, op};
 
 pub fn table() -> Vec<Case> {
     vec![
@@ -47,18 +47,18 @@ pub fn orthogonalize(b: &Bench) {
         .map(|(rows, cols)| b.normal_f32(*rows, *cols))
         .collect();
     let on: Vec<_> = all.iter().map(|x| x.on).collect();
-    b.run(op::Orthogonalize { xs: &on });
+    b.run(op::Orthogonalize { xs: InPlace(&on) });
     for x in &all {
         let name = format!("{} × {}", x.on.rows, x.on.cols);
         b.expect_within(1e-5, &name, x.on, || gram_schmidt(&x.x, x.on.cols));
     }
     // Orthonormal columns are unchanged.
-    b.run(op::Orthogonalize { xs: &on[1..2] });
+    b.run(op::Orthogonalize { xs: InPlace(&on[1..2]) });
     b.expect_within(1e-5, "again", on[1], || gram_schmidt(&all[1].x, 4));
     let broken = b
         .known(3, 2, DType::F32, &[1.0, f64::INFINITY, 2.0, 1.0, 3.0, 1.0])
         .on;
-    b.run(op::Orthogonalize { xs: &[broken] });
+    b.run(op::Orthogonalize { xs: InPlace(&[broken]) });
     let column = |of: usize| b.numbers(broken).into_iter().skip(of).step_by(2);
     assert!(column(0).all(f64::is_finite) && column(1).any(f64::is_nan), "an infinite number");
 }
@@ -74,7 +74,7 @@ fn lower_rank(b: &Bench) {
     };
     let of_rank_3 = b.known(200, 8, DType::F32, &(0..1600).map(product).collect::<Vec<_>>());
     let zeros = b.known(40, 3, DType::F32, &[0.0; 120]);
-    b.run(op::Orthogonalize { xs: &[of_rank_3.on, zeros.on] });
+    b.run(op::Orthogonalize { xs: InPlace(&[of_rank_3.on, zeros.on]) });
     for x in [of_rank_3.on, zeros.on] {
         let (numbers, cols) = (b.numbers(x), x.cols);
         let column = |k: usize| {

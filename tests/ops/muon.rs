@@ -3,7 +3,7 @@
 use crate::bench::{Bench, Known};
 use crate::{Case, case};
 use gptrain::base::{DType, Fused};
-use gptrain::device::{FusedMatrix, Momentum, op};
+use gptrain::device::{FusedMatrix, InPlace, Momentum, Tensor, op};
 
 pub fn table() -> Vec<Case> {
     let qkv = Fused::new([8, 4, 4]);
@@ -38,7 +38,7 @@ pub fn all(b: &Bench, len: usize) {
     blend(b, len);
     for (sum, norm) in [(6.25, 2.5), (1e-8, 1e-3), (0.0, 1e-3)] {
         let (x, sum) = (b.normal(1, len), b.known(1, 1, DType::F32, &[sum]));
-        b.run(op::ScaleToNorm1 { x: x.on, sum: sum.on, eps: 1e-3 });
+        b.run(op::ScaleToNorm1 { sum: sum.on, eps: 1e-3, x: InPlace(x.on) });
         b.expect("to norm 1", x.on, || x.x.iter().map(|x| x / norm).collect());
     }
 }
@@ -51,7 +51,8 @@ fn momentum(b: &Bench, len: usize, factor: &Known, nesterov: bool) {
     let moved = |g: f64, m: f64| m + (1.0 - f64::from(rule.momentum)) * (g - m);
     for dtype in [DType::F32, b.dtype] {
         let (onto, out) = (b.again(&m), b.blank(1, len, dtype));
-        b.run(op::Momentum { rule, factor: factor.on, grad: grad.on, m: onto.on, y: out.set() });
+        let m_on = InPlace(onto.on);
+        b.run(op::Momentum { rule, factor: factor.on, grad: grad.on, m: m_on, y: out.set() });
         b.expect("momentum", onto.on, || {
             if by.is_nan() { m.x.clone() } else { pairs().map(|(g, m)| moved(g, *m)).collect() }
         });
@@ -70,7 +71,7 @@ fn momentum(b: &Bench, len: usize, factor: &Known, nesterov: bool) {
 
 fn blend(b: &Bench, len: usize) {
     let (x, y) = (b.normal(1, len), b.normal(1, len));
-    b.run(op::Blend { a: 3.5, x: x.on, b: -0.75, y: y.on });
+    b.run(op::Blend { a: 3.5, x: x.on, b: -0.75, y: InPlace(y.on) });
     b.expect("blend", y.on, || {
         x.x.iter()
             .zip(&y.x)
@@ -88,7 +89,9 @@ fn update(b: &Bench, len: usize, factor: &Known) {
         let (u, master) = (b.known(1, len, dtype, &u.x), b.normal_f32(1, len));
         let rounded = b.blank(1, len, b.dtype);
         let (direction, factor_on) = (u.on, factor.on);
-        let down = |master, weight| {
+        let down = |master: Tensor, weight: Tensor| {
+            let weight = weight.set_unless(master);
+            let master = InPlace(master);
             b.run(op::MuonUpdate { keep, step, factor: factor_on, direction, master, weight });
         };
         down(master.on, rounded);
@@ -125,7 +128,7 @@ fn apart(b: &Bench, rows: usize, cols: usize, shares: usize, fused: Fused) {
             mine.flat_map(|row| (0..cols).map(move |col| value(row, col)))
                 .collect()
         });
-        b.run(op::Fuse { one, which, all: together.set() });
+        b.run(op::Fuse { one, which, all: InPlace(together) });
     }
     b.same("together again", together, all.on);
 }

@@ -76,7 +76,8 @@ fn both_ways(b: &Bench, rows: usize, cols: usize, rate: f32, biased: bool, rms: 
         let (dshift, dbias) = ((!rms).then_some(dshift), biased.then_some(dbias));
         let (dy, scale, to) = (dy.on, scale.on, dx.add());
         let norm = op::LayerNormBackward { dy, x: y, stats, scale, dx: to, dscale, dshift };
-        let residual = op::ResidualBackward { dy: dx, drop, dbranch: dbranch.set(), dbias };
+        let residual =
+            op::ResidualBackward { dy: dx, drop, dbranch: drop.output(dx, dbranch), dbias };
         if fused {
             b.run(op::NormResidualBackward { norm, residual });
         } else {

@@ -90,8 +90,8 @@ fn a_write_behind_a_tensor_is_found() {
     let cpu = Cpu::new(Some(1));
     let bench = Bench::new(&cpu, DType::F32, true);
     let [first, _] = [0; 2].map(|_| bench.blank(1, 65, DType::F32));
-    bench.run(op::Zero { x: first });
+    bench.run(op::Zero { x: first.set() });
     assert_eq!(bench.wrong(), [""; 0]);
-    bench.run(op::Zero { x: Tensor::at(first.addr(), 1, 66, DType::F32) });
+    bench.run(op::Zero { x: Tensor::at(first.addr(), 1, 66, DType::F32).set() });
     assert!(bench.wrong()[0].contains("behind the tensor that was made as number 0"));
 }

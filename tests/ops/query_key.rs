@@ -55,7 +55,7 @@ pub fn query_key(b: &Bench, shape: Shape) {
     let angles = b.known(POSITIONS, d / 2 * 2, DType::F32, &angles);
     let norm = QkNorm { query: scales[0].on, key: scales[1].on, eps: EPS };
     let rotation = Rotation { positions: b.integers(rows, 1, &positions), table: angles.on };
-    let how =
+    let transform =
         QueryKey { heads, norm: normed.then_some(norm), rotation: rotated.then_some(rotation) };
     let of_head = |x: &[f64], scale: &[f64], row: usize| {
         let x = if normed { rms_norm(x, scale, EPS as f64) } else { x.to_vec() };
@@ -73,7 +73,7 @@ pub fn query_key(b: &Bench, shape: Shape) {
     let tolerance = if b.dtype == DType::F32 { 4e-6 } else { 1.0 / 64.0 };
 
     let y = b.blank(rows, width, b.dtype);
-    b.run(op::QueryKey { qkv: qkv.on, how, y: y.set() });
+    b.run(op::QueryKey { qkv: qkv.on, transform, y: y.set() });
     b.expect_within(tolerance, "y", y, || {
         let mut y = qkv.x.clone();
         each_head(heads, rows, |row, at, which| {
@@ -83,14 +83,15 @@ pub fn query_key(b: &Bench, shape: Shape) {
         y
     });
     let inside = b.again(&qkv);
-    b.run(op::QueryKey { qkv: inside.on, how, y: inside.on.set() });
+    b.run(op::QueryKey { qkv: inside.on, transform, y: inside.on.set() });
     b.same("in place: y", y, inside.on);
 
     let dy = b.normal(rows, width);
     let sums = [0, 1].map(|_| b.normal_f32(1, d));
     let backward = |dy: Tensor, dx: Tensor, sums: [Tensor; 2]| {
         let [dquery, dkey] = sums.map(|sum| normed.then_some(sum.add()));
-        b.run(op::QueryKeyBackward { dy, qkv: qkv.on, how, dx: dx.set(), dquery, dkey });
+        let qkv = transform.norm.map(|_| qkv.on);
+        b.run(op::QueryKeyBackward { dy, qkv, transform, dx: dx.set(), dquery, dkey });
     };
     let dx = b.blank(rows, width, b.dtype);
     let again = sums.clone().map(|sum| b.again(&sum));

@@ -4,7 +4,9 @@ use crate::bench::{Bench, Known};
 use crate::reference::plus;
 use crate::{Case, case};
 use gptrain::base::DType;
-use gptrain::device::{AdamW, AdamWUpdate, Scaler, Scaling, StepLimits, Tensor, digest_term, op};
+use gptrain::device::{
+    AdamW, AdamWUpdate, InPlace, Scaler, Scaling, StepLimits, Tensor, digest_term, op,
+};
 
 pub fn table() -> Vec<Case> {
     vec![
@@ -93,10 +95,10 @@ fn adamw(b: &Bench, len: usize) {
         let one = AdamWUpdate {
             rule,
             grad: grad.on,
-            master: master.on,
-            m: m.on,
-            v: v.on,
-            weight: rounded,
+            master: InPlace(master.on),
+            m: InPlace(m.on),
+            v: InPlace(v.on),
+            weight: rounded.set_unless(master.on),
         };
         b.run(op::AdamW { scalars: on, updates: &[one] });
         if factor.is_finite() {
@@ -113,7 +115,13 @@ fn adamw(b: &Bench, len: usize) {
         // Where the weights in use are the master's themselves.
         let onto = b.again(&master);
         let [m, v] = [0, 1].map(state);
-        let one = AdamWUpdate { master: onto.on, m: m.on, v: v.on, weight: onto.on, ..one };
+        let one = AdamWUpdate {
+            master: InPlace(onto.on),
+            m: InPlace(m.on),
+            v: InPlace(v.on),
+            weight: None,
+            ..one
+        };
         b.run(op::AdamW { scalars: on, updates: &[one] });
         b.expect("rounded on master", onto.on, || {
             let mut want = [master.x.clone(), m.x.clone(), v.x.clone()];
@@ -141,7 +149,14 @@ fn adamw_of_many(b: &Bench) {
         let one = |master: Tensor| {
             let [m, v] = [(); 2].map(|()| b.known(1, len, DType::F32, &vec![0.0; len]).on);
             let weight = if i.is_multiple_of(3) { master } else { b.blank(1, len, b.dtype) };
-            AdamWUpdate { rule: rule(i), grad: grad.on, master, m, v, weight }
+            AdamWUpdate {
+                rule: rule(i),
+                grad: grad.on,
+                master: InPlace(master),
+                m: InPlace(m),
+                v: InPlace(v),
+                weight: weight.set_unless(master),
+            }
         };
         let both = [one(masters.on), one(b.again(&masters).on)];
         let mut want = [masters.x, vec![0.0; len], vec![0.0; len]];
@@ -152,12 +167,12 @@ fn adamw_of_many(b: &Bench) {
     let together: Vec<AdamWUpdate> = all.iter().map(|([one, _], _)| *one).collect();
     b.run(op::AdamW { scalars, updates: &together });
     for (i, ([one, other], want)) in all.iter().enumerate() {
-        b.expect(&format!("master {i}"), one.master, || want[0].clone());
-        let AdamWUpdate { master, m, v, weight, .. } = *other;
+        b.expect(&format!("master {i}"), one.master.0, || want[0].clone());
         b.run(op::AdamW { scalars, updates: &[*other] });
-        let all = [(one.master, master), (one.m, m), (one.v, v), (one.weight, weight)];
-        all.iter()
-            .for_each(|(x, y)| b.same(&format!("tensor {i}"), *x, *y));
+        let tensors =
+            |update: &AdamWUpdate| [update.master.0, update.m.0, update.v.0, update.weight()];
+        let all = tensors(one).into_iter().zip(tensors(other));
+        all.for_each(|(x, y)| b.same(&format!("tensor {i}"), x, y));
     }
 }
 
@@ -224,9 +239,9 @@ fn skip_above(b: &Bench) {
             limits,
             loss: loss_on,
             norm: norm_on,
-            scaler,
-            factor: factor_on,
-            status,
+            counts: InPlace(scaler.counts),
+            factor: InPlace(factor_on),
+            status: InPlace(status),
         });
         let skipped = after == 3.0;
         b.expect("factor", factor_on, || vec![if skipped { f64::NAN } else { factor }]);
@@ -259,9 +274,9 @@ fn loss_scale_step(b: &Bench, growth: f32, [window, hysteresis]: [u64; 2], min: 
         let [status, scalars] = [1, 2].map(|n| b.blank(1, n, DType::F32));
         b.run(op::LossScaleStep {
             scaling,
-            scaler: Scaler { scale, counts },
-            factor: factor_on,
-            status,
+            scaler: InPlace(Scaler { scale, counts }),
+            factor: InPlace(factor_on),
+            status: status.set(),
         });
         if stuck {
             b.expect("nothing moves", scale, || vec![theirs.scale]);

@@ -179,7 +179,6 @@ fn absolute(module: &Module, path: &[String]) -> Option<Module> {
     let mut at: Module = module.clone();
     let mut rest = path;
     match path.first()?.as_str() {
-        // A floor is a crate; the folder `cli` is of the crate above them.
         "crate" => {
             let floor = module.first().filter(|floor| is_floor(floor));
             return Some(floor.into_iter().chain(&path[1..]).cloned().collect());

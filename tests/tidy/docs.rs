@@ -118,12 +118,37 @@ fn the_readme_names_every_floor() {
     }
 }
 
+/// Quotations begin with `// FILE`; between parts of one file stands `// …`.
+#[test]
+fn every_quotation_is_in_the_source() {
+    let trimmed = |text: &str| text.lines().map(str::trim).collect::<Vec<_>>().join("\n");
+    let mut quoted = 0;
+    for (page, text) in pages() {
+        for block in text.split("```rust\n").skip(1) {
+            let block = block.split("\n```").next().unwrap();
+            let (file, code) = block.split_once('\n').expect("a file and its lines");
+            let file = file.trim_start_matches("// ");
+            let source = fs::read_to_string(file)
+                .unwrap_or_else(|error| panic!("{}: {file}: {error}", page.display()));
+            let source = format!("\n{}\n", trimmed(&source));
+            for part in code.split("// …") {
+                let part = trimmed(part.trim_matches('\n'));
+                assert!(
+                    source.contains(&format!("\n{part}\n")),
+                    "{}: not in {file}:\n{part}",
+                    page.display()
+                );
+                quoted += 1;
+            }
+        }
+    }
+    assert!(quoted > 10, "{quoted} quotations");
+}
+
 #[test]
 fn lines_wrap_at_120() {
-    let results = PathBuf::from("benches/RESULTS.md");
-    let text = fs::read_to_string(&results).unwrap();
     let mut long = Vec::new();
-    for (file, text) in pages().into_iter().chain([(results, text)]) {
+    for (file, text) in pages().into_iter().chain(files("benches", "md")) {
         let mut fenced = false;
         for (number, line) in text.lines().enumerate() {
             fenced ^= line.starts_with("```");

@@ -2,7 +2,7 @@
 //!
 //! | module | tests |
 //! |---|---|
-//! | `main` | floors name only floors below; files and functions fit; `unsafe` and clocks in few places; lints |
+//! | `main` | floors name only floors below; files and functions fit; `unsafe`, clocks and a GPU's vendor in few places; lints |
 //! | `circles` | no files import each other in a circle |
 //! | `words` | private words that do not come back |
 //! | `prose` | comments, strings and docs are plain English |
@@ -104,6 +104,30 @@ fn raw_memory_is_touched_in_few_places() {
             let place = format!("{}:{}", file.display(), number + 1);
             assert!(!code.contains("unsafe "), "{place}: unsafe outside {UNSAFE:?}");
         }
+    }
+}
+
+/// A second vendor of GPUs is a second folder: only the backend of one, NCCL's groups, and the files that
+/// choose between vendors name its modules. Its handles and calls do not leave the two folders.
+#[test]
+fn a_vendor_is_named_in_few_places() {
+    const FOLDERS: [&str; 2] = ["src/device/cuda", "src/comm/nccl"];
+    const CHOICES: [&str; 4] =
+        ["src/device/mod.rs", "src/device/gpu.rs", "src/device/dry.rs", "src/comm/host_staged.rs"];
+    const HANDLES: [&str; 4] = ["cudarc", "CUstream", "CUevent", "call!("];
+    for (file, text) in files("src", "rs") {
+        if FOLDERS.iter().any(|folder| file.starts_with(folder)) {
+            continue;
+        }
+        let code = code(&text);
+        let place = file.display();
+        let handle = HANDLES.iter().find(|handle| code.contains(**handle));
+        assert_eq!(handle, None, "{place} names a handle of {FOLDERS:?}");
+        let is_choice = CHOICES.iter().any(|choice| file == Path::new(choice));
+        let named = ["cuda::", "nvml"]
+            .iter()
+            .find(|module| code.contains(**module));
+        assert!(is_choice || named.is_none(), "{place} names {named:?}: device::Gpu does that");
     }
 }
 

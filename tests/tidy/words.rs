@@ -1,6 +1,7 @@
 //! Names are the field's: words that only this program used do not come back.
 
-use crate::source::{code, files, words};
+use crate::source::{Kind, code, files, prose, words};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Former name, and the name that an engineer would search for.
@@ -103,4 +104,78 @@ fn private_words_do_not_come_back() {
         }
     }
     assert!(found.is_empty(), "words for others to search for:\n{}", found.join("\n"));
+}
+
+/// Constants that are always written with their module: `metrics::NAME`.
+const WITH_MODULE: &[&str] = &["NAME", "FOLDER"];
+
+/// Names of a crate's public constants, from the first lines of their declarations.
+fn constants(text: &str) -> impl Iterator<Item = &str> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix("pub const "))
+        .filter_map(|rest| rest.split_once(':'))
+        .map(|(name, _)| name)
+}
+
+/// Two constants of one name in two crates mean two things.
+#[test]
+fn a_public_constant_has_its_name_alone() {
+    let mut owners = BTreeMap::<String, BTreeSet<String>>::new();
+    for (file, text) in files("src", "rs") {
+        let owner = file.iter().nth(1).unwrap().to_string_lossy();
+        for name in constants(&text).filter(|name| !WITH_MODULE.contains(name)) {
+            owners
+                .entry(name.into())
+                .or_default()
+                .insert(owner.to_string());
+        }
+    }
+    assert!(owners.len() > 100, "{}", owners.len());
+    owners.retain(|_, crates| crates.len() > 1);
+    assert!(owners.is_empty(), "{owners:?}");
+}
+
+/// The name of an algorithm, which is also that of types.
+const ALGORITHMS: &[&str] = &["AdamW"];
+
+/// Names of types in two or more words: `StepOrder`.
+fn types(code: &str) -> Vec<String> {
+    let words: Vec<&str> = words(code).collect();
+    words
+        .windows(2)
+        .filter(|pair| ["struct", "enum", "trait", "type"].contains(&pair[0]))
+        .map(|pair| pair[1].to_string())
+        .filter(|name| name.chars().filter(|c| c.is_uppercase()).count() > 1)
+        .filter(|name| name.contains(char::is_lowercase))
+        .collect()
+}
+
+/// A type's name without backticks is a word that a script has replaced.
+fn bare_types(text: &str, types: &BTreeSet<String>) -> Vec<String> {
+    let mut found = Vec::new();
+    for doc in prose(text).iter().filter(|one| one.kind == Kind::Doc) {
+        let bare = words(&doc.text).filter(|word| types.contains(*word));
+        found.extend(bare.map(|name| format!("{}: {name} without backticks", doc.line)));
+    }
+    found
+}
+
+#[test]
+fn types_have_backticks_in_doc_comments() {
+    let all = files("src", "rs");
+    let mut names: BTreeSet<String> = all
+        .iter()
+        .flat_map(|(_, text)| types(&code(text)))
+        .collect();
+    assert!(names.len() > 300, "{}", names.len());
+    names.retain(|name| !ALGORITHMS.contains(&name.as_str()));
+    let planted = "/// WeightCopy of a weight, see `WeightCopy`.\nstruct WeightCopy;\n";
+    assert_eq!(bare_types(planted, &types(planted).into_iter().collect()).len(), 1);
+    let mut found = Vec::new();
+    for (file, text) in &all {
+        for what in bare_types(text, &names) {
+            found.push(format!("{}:{what}", file.display()));
+        }
+    }
+    assert!(found.is_empty(), "{}", found.join("\n"));
 }

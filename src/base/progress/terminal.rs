@@ -1,6 +1,7 @@
 //! Standard error as a terminal whose window may change its width. A narrower window wraps the line
 //! drawn last into several rows, which are all cleared.
 
+use crate::wrap::columns;
 use indicatif::TermLike;
 use parking_lot::Mutex;
 use std::io::{self, Write};
@@ -45,18 +46,6 @@ impl Drawn {
             self.pending += &format!("\x1b[{count}{direction}");
         }
     }
-}
-
-/// Columns of a text without its escape codes. Each of the bar's characters takes one column.
-fn columns(text: &str) -> usize {
-    let mut rest = text;
-    let mut count = 0;
-    while let Some((before, after)) = rest.split_once("\x1b[") {
-        count += before.chars().count();
-        let end = after.find(|c: char| c.is_ascii_alphabetic());
-        rest = end.map_or("", |end| &after[end + 1..]);
-    }
-    count + rest.chars().filter(|c| !c.is_control()).count()
 }
 
 fn size() -> (u16, u16) {

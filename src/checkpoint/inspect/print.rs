@@ -1,107 +1,115 @@
 //! Text output of an inspection and of a diff.
 
 use super::{Diff, Inspection, Stats};
+use base::table::{Cell, Printout, Rows, Table};
 use base::{Bytes, Count};
 use engine::{ERROR, MASTER, Q, SECOND};
 use std::collections::BTreeSet;
-use std::fmt;
 
-impl fmt::Display for Inspection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let o = &self.overview;
-        writeln!(f, "{}", o.folder)?;
-        writeln!(f, "  run        {} (gptrain {})", o.run, o.gptrain)?;
-        if let Some(imported) = &o.imported {
-            writeln!(f, "  imported   {imported}")?;
+impl Inspection {
+    /// Overview and findings, with a row per tensor on request.
+    pub fn printout(&self, with_tensors: bool) -> Printout {
+        let mut out = Printout::new(self);
+        out.table(self.facts());
+        if with_tensors {
+            out.table(self.tensors().titled("Tensors"));
+            out.line("");
         }
+        for note in &self.notes {
+            out.line(format!("note: {note}"));
+        }
+        for damage in &self.damage {
+            out.line(format!("DAMAGE: {damage}"));
+        }
+        out.line(match (self.damage.len(), self.deep) {
+            (0, true) => "sound: every digest verified".to_string(),
+            (0, false) => "sound, as far as it was read".to_string(),
+            (n, _) => {
+                format!(
+                    "{}: do not resume from this checkpoint",
+                    Count(n as u64).with_noun("finding")
+                )
+            }
+        });
+        out
+    }
+
+    fn facts(&self) -> Table {
+        let o = &self.overview;
+        let mut facts = vec![("run", format!("{} (gptrain {})", o.run, o.gptrain))];
+        facts.extend(o.imported.clone().map(|imported| ("imported", imported)));
         let samples = Count(o.consumed_samples);
         let tokens = Count(o.consumed_tokens);
-        writeln!(f, "  step       {}: {samples} samples, {tokens} tokens", Count(o.step))?;
-        writeln!(f, "  next       batch of {}, sample {}", o.next_batch, o.consumed_samples)?;
+        facts.push(("step", format!("{}: {samples} samples, {tokens} tokens", Count(o.step))));
+        let next = format!("batch of {}, sample {}", o.next_batch, o.consumed_samples);
+        facts.push(("next", next));
         if let Some(last) = o.last {
-            let loss = last.loss;
             let norm = last.grad_norm;
-            writeln!(f, "  last step  loss {loss}, gradient norm {norm}, lr {:e}", o.lr)?;
+            let step = format!("loss {}, gradient norm {norm}, lr {:e}", last.loss, o.lr);
+            facts.push(("last step", step));
         }
         if let Some(s) = o.loss_scale {
-            writeln!(
-                f,
-                "  loss scale {}, {} updates since it doubled or a step overflowed, {} steps skipped",
+            let updates = Count(s.updates_in_a_row);
+            let scale = format!(
+                "{}, {updates} updates since it doubled or a step overflowed, {} steps skipped",
                 s.scale,
-                Count(s.updates_in_a_row),
                 Count(s.skipped)
-            )?;
+            );
+            facts.push(("loss scale", scale));
         }
-        let parameters = Count(o.parameters);
-        let bytes = Bytes(o.bytes);
-        writeln!(f, "  weights    {parameters} parameters, trained in {}", o.live_dtype)?;
-        writeln!(f, "  files      {} shards, {bytes}", o.shards)?;
-        writeln!(f, "  seeds      weights and dropout {}, data {}", o.seed, o.data_seed)?;
+        let weights = format!("{} parameters, trained in {}", Count(o.parameters), o.live_dtype);
+        facts.push(("weights", weights));
+        facts.push(("files", format!("{} shards, {}", o.shards, Bytes(o.bytes))));
+        facts.push(("seeds", format!("weights and dropout {}, data {}", o.seed, o.data_seed)));
         for id in &o.data {
-            writeln!(
-                f,
-                "  data       {} (.idx {}, .bin {})",
-                id.prefix,
-                id.index_digest,
-                Bytes(id.token_bytes)
-            )?;
+            let bytes = Bytes(id.token_bytes);
+            let data = format!("{} (.idx {}, .bin {bytes})", id.prefix, id.index_digest);
+            facts.push(("data", data));
         }
-        let rule = &o.optimizer;
-        writeln!(f, "  optimizer  {rule}")?;
-        for group in &rule.groups {
+        facts.push(("optimizer", o.optimizer.to_string()));
+        for group in &o.optimizer.groups {
             let n = group.tensors.len();
             let decay = group.weight_decay;
             let step = group.step;
-            writeln!(f, "             {n} tensors with weight decay {decay}, {step} updates")?;
+            facts.push(("", format!("{n} tensors with weight decay {decay}, {step} updates")));
         }
-        if f.alternate() {
-            self.table(f)?;
-        }
-        for note in &self.notes {
-            writeln!(f, "note: {note}")?;
-        }
-        for damage in &self.damage {
-            writeln!(f, "DAMAGE: {damage}")?;
-        }
-        match (self.damage.len(), self.deep) {
-            (0, true) => write!(f, "sound: every digest verified"),
-            (0, false) => write!(f, "sound, as far as it was read"),
-            (n, _) => write!(f, "{n} findings: do not resume from this checkpoint"),
-        }
+        Table::facts(facts).titled(&o.folder)
     }
-}
 
-impl Inspection {
-    fn table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self
-            .tensors
-            .iter()
-            .map(|row| row.name.len())
-            .max()
-            .unwrap_or(6)
-            .clamp(6, 80);
-        writeln!(
-            f,
-            "\n  {:width$}  {:>14}  decay {:>11} {:>11} {:>11} {:>11}",
-            "tensor", "shape", "min", "max", "mean", "L2"
-        )?;
+    /// A row per tensor, and one for each of its states that was read.
+    fn tensors(&self) -> Table {
+        let mut rows = Vec::new();
         for row in &self.tensors {
-            let shape: Vec<_> = row.shape.iter().map(|n| n.to_string()).collect();
+            let shape: Vec<String> = row.shape.iter().map(usize::to_string).collect();
             let decay = if row.decay { "yes" } else { "no" };
-            write!(f, "  {:width$}  {:>14}  {decay:5}", row.name, shape.join(" × "))?;
-            numbers(f, row.master())?;
-            writeln!(f, "{}", if row.as_initialised { "  as initialised" } else { "" })?;
+            let remark = if row.as_initialised { "as initialised" } else { "" };
+            let [min, max, mean, l2, remark] = numbers(row.master(), remark);
+            let name = row.name.clone().into();
+            rows.push([name, shape.join(" × ").into(), decay.into(), min, max, mean, l2, remark]);
             for (state, stats) in row.states.iter().filter(|(state, _)| *state != MASTER) {
-                let of = if row.is_coded(state) { "of 8 bits" } else { "" };
-                if let Some(stats) = stats {
-                    write!(f, "  {:>width$}  {:>14}       ", title(state), of)?;
-                    numbers(f, Some(stats))?;
-                    writeln!(f)?;
+                let coded = if row.is_coded(state) { "of 8 bits" } else { "" };
+                if stats.is_some() {
+                    let [min, max, mean, l2, remark] = numbers(stats.as_ref(), "");
+                    let name = format!("  {}", title(state)).into();
+                    rows.push([name, coded.into(), "".into(), min, max, mean, l2, remark]);
                 }
             }
         }
-        writeln!(f)
+        Table::from_cells(["tensor", "shape", "decay", "min", "max", "mean", "L2", ""], rows)
     }
+}
+
+/// Cells of a state's numbers, and a remark about them.
+fn numbers(stats: Option<&Stats>, remark: &str) -> [Cell; 5] {
+    let Some(s) = stats else { return ["", "", "", "", "cannot be read"].map(Cell::from) };
+    let mut remarks = s.unsound.findings(MASTER);
+    remarks.extend(Some(remark.to_string()).filter(|remark| !remark.is_empty()));
+    let [min, max, mean, l2] = [s.min, s.max, s.mean, s.l2].map(scientific);
+    [min, max, mean, l2, remarks.join(", ").into()]
+}
+
+fn scientific(number: f64) -> Cell {
+    Cell::new(number, format!("{number:.4e}"))
 }
 
 /// Title of a state in a table.
@@ -120,60 +128,40 @@ fn title(state: &str) -> &str {
     }
 }
 
-fn numbers(f: &mut fmt::Formatter<'_>, stats: Option<&Stats>) -> fmt::Result {
-    let Some(s) = stats else { return write!(f, " cannot be read") };
-    write!(f, " {:>11.4e} {:>11.4e} {:>11.4e} {:>11.4e}", s.min, s.max, s.mean, s.l2)?;
-    let findings = s.unsound.findings(MASTER);
-    if findings.is_empty() { Ok(()) } else { write!(f, "  {}", findings.join(", ")) }
-}
-
-impl fmt::Display for Diff {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "A  {}\nB  {}\n", self.a, self.b)?;
+impl Diff {
+    pub fn printout(&self) -> Printout {
+        let mut out = Printout::new(self);
+        out.line(format!("A  {}\nB  {}\n", self.a, self.b));
         for change in &self.state {
-            writeln!(f, "  {}: {} → {}", change.what, change.a, change.b)?;
+            out.line(format!("  {}: {} → {}", change.what, change.a, change.b));
         }
         for (names, which) in [(&self.only_in_a, "A"), (&self.only_in_b, "B")] {
-            names
-                .iter()
-                .try_for_each(|name| writeln!(f, "  {name}: only in {which}"))?;
-        }
-        let width = self
-            .tensors
-            .iter()
-            .map(|t| t.name.len())
-            .max()
-            .unwrap_or(6)
-            .max(6);
-        let states: BTreeSet<&str> = self
-            .tensors
-            .iter()
-            .flat_map(|t| t.states.keys())
-            .map(String::as_str)
-            .collect();
-        let mut states: Vec<&str> = states.into_iter().collect();
-        states.sort_by_key(|state| *state != MASTER);
-        write!(f, "\n  {:width$} ", "‖B−A‖/‖A‖")?;
-        states
-            .iter()
-            .try_for_each(|state| write!(f, " {:>11}", title(state)))?;
-        writeln!(f, " {:>11}", "largest")?;
-        for t in &self.tensors {
-            if t.equal {
-                writeln!(f, "  {:width$}  {:>11}", t.name, "equal")?;
-            } else {
-                write!(f, "  {:width$} ", t.name)?;
-                for state in &states {
-                    match t.states.get(*state) {
-                        Some(change) if change.is_finite() => write!(f, " {change:>11.4e}")?,
-                        Some(_) => write!(f, " {:>11}", "–")?,
-                        None => write!(f, " {:>11}", "")?,
-                    }
-                }
-                writeln!(f, " {:>11.4e}", t.largest)?;
+            for name in names {
+                out.line(format!("  {name}: only in {which}"));
             }
         }
+        out.table(self.tensors().titled("‖B−A‖/‖A‖"));
         let equal = self.tensors.iter().filter(|t| t.equal).count();
-        write!(f, "{equal} of {} tensors are equal, bit for bit", self.tensors.len())
+        out.line(format!("{equal} of {} tensors are equal, bit for bit", self.tensors.len()));
+        out
+    }
+
+    /// A row per tensor: the change of each state, the weights' first, and the largest of a weight.
+    fn tensors(&self) -> Table {
+        let states: BTreeSet<&String> = self.tensors.iter().flat_map(|t| t.states.keys()).collect();
+        let mut states: Vec<&String> = states.into_iter().collect();
+        states.sort_by_key(|state| *state != MASTER);
+        let mut table = Rows::new(&self.tensors).text("tensor", |t| t.name.clone());
+        for (number, state) in states.iter().enumerate() {
+            table = table.text(title(state), |t| match t.states.get(*state) {
+                _ if t.equal => Cell::without_value(if number == 0 { "equal" } else { "" }),
+                Some(change) if change.is_finite() => scientific(*change),
+                Some(_) => Cell::without_value("–"),
+                None => Cell::default(),
+            });
+        }
+        table
+            .text("largest", |t| if t.equal { Cell::default() } else { scientific(t.largest) })
+            .table()
     }
 }

@@ -15,14 +15,15 @@ mod ring;
 pub mod testing;
 mod watchdog;
 
-use super::{ACTIVATIONS, GRADIENTS, Group, Message, PIPELINE, Solo, World, endpoint};
+use super::{BACKWARD_MESSAGES, FORWARD_MESSAGES, Group, Message, PIPELINE, Solo, World, endpoint};
 use api::Api;
 use base::{DType, Problems};
 use cudarc::nccl::sys::{self, ncclUniqueId};
-use device::Tensor;
+pub use device::cuda::SERIAL;
 use device::cuda::device::Device;
 use device::cuda::library::{Library, call};
-use device::cuda::{Cuda, FOLDER, LAUNCH_ORDER, Options, SERIAL, driver, parse_flag};
+use device::cuda::{Cuda, FOLDER, LAUNCH_ORDER, Options, driver, parse_flag};
+use device::{Gpu, Tensor};
 use group::NcclGroup;
 use ring::NcclRing;
 use std::cell::OnceCell;
@@ -50,6 +51,12 @@ pub struct Nccl {
 }
 
 impl Nccl {
+    /// Opens NCCL for an opened GPU.
+    pub fn for_gpu(gpu: &Gpu) -> Result<Nccl, Problems> {
+        let (cuda, options) = gpu.cuda();
+        Nccl::open(cuda, options)
+    }
+
     /// Opens NCCL, in the options' folders or from the machine.
     pub fn open(cuda: &Cuda, options: &Options) -> Result<Nccl, Problems> {
         let refuse = |what: String, remedy: &str| Problems::one("NCCL", what, remedy);
@@ -99,7 +106,7 @@ impl Nccl {
             return Box::new(Solo);
         }
         let host = world.group(name, ranks);
-        if [ACTIVATIONS, GRADIENTS].contains(&name) {
+        if [FORWARD_MESSAGES, BACKWARD_MESSAGES].contains(&name) {
             return Box::new(NcclRing::new(self, world, &*host, (name, ranks)));
         }
         let mut id = match host.rank() {

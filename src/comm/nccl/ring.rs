@@ -7,7 +7,7 @@
 use super::Nccl;
 use super::group::NcclGroup;
 use super::watchdog::Stream;
-use crate::{ACTIVATIONS, Collective, Group, Message, Pending, World};
+use crate::{Collective, FORWARD_MESSAGES, Group, Message, Pending, World};
 use base::DType;
 use cudarc::nccl::sys::ncclUniqueId;
 use device::Tensor;
@@ -35,7 +35,7 @@ impl NcclRing {
     ) -> NcclRing {
         let rank = host.rank();
         let size = host.size();
-        let forwards = name == ACTIVATIONS;
+        let forwards = name == FORWARD_MESSAGES;
         let step = if forwards { 1 } else { size - 1 };
         let first = if forwards { 0 } else { 2 };
         // An edge has the number of its sender.

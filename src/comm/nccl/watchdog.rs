@@ -163,7 +163,7 @@ impl Drop for NcclWatchdog {
 }
 
 impl Comm {
-    /// Calls NCCL with the communicator; None if that was aborted.
+    /// Calls NCCL with the communicator; None if it was aborted.
     pub fn with<T>(&self, call: impl FnOnce(ncclComm_t) -> T) -> Option<T> {
         let comm = self.0.lock();
         comm.map(call)
@@ -370,7 +370,7 @@ impl Shared {
         {
             let seconds = self.setup_timeout.as_secs_f64();
             return Some(format!(
-                "NCCL has not made {label} in {seconds:.0} s; NCCL_DEBUG=INFO has it say why"
+                "NCCL did not create {label} within {seconds:.0} s; set NCCL_DEBUG=INFO to see why"
             ));
         }
         let code = comms.iter().find_map(|comm| {

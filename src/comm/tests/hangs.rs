@@ -2,7 +2,9 @@
 
 use super::exercise::Numbers;
 use super::on_threads;
-use crate::{Collective, Dump, Event, GroupCount, Message, Op, RankReport, Watchdog, World};
+use crate::{
+    Collective, Dump, Event, FORWARD_MESSAGES, GroupCount, Message, Op, RankReport, Watchdog, World,
+};
 use crate::{catch, diagnose, threads};
 use base::DType;
 use base::testing::{at_any_load, ends, until};
@@ -147,7 +149,7 @@ fn a_begun_message_that_is_never_sent_names_its_sender() {
     hang(
         2,
         |world: &World| {
-            let activations = world.group("activations", &[0, 1]);
+            let activations = world.group(FORWARD_MESSAGES, &[0, 1]);
             let all = world.group("all", &[0, 1]);
             let x = Numbers::f32(vec![1.0; 10]);
             let y = Numbers::f32(vec![1.0; 10]);
@@ -166,7 +168,7 @@ fn a_begun_message_that_is_never_sent_names_its_sender() {
             }
         },
         |line, _| {
-            let start = "rank 1 (DP1) never sent what recv #2 of group activations waits for";
+            let start = "rank 1 (DP1) never sent what recv #2 of group pipeline_forward waits for";
             starts_and_ends(line, start, "1 rank waiting");
         },
     );

@@ -63,7 +63,7 @@ pub fn check(
     digest: bool,
 ) -> Result<CheckedDataset> {
     let dataset = Indexed::open(prefix)?;
-    let found = super::tokenizer(tokenizer, &dataset)?;
+    let found = super::dataset::tokenizer(tokenizer, &dataset)?;
     let vocab = match (vocab, &found.record) {
         (Some(vocab), _) => Some(vocab),
         (None, Some(record)) => Some(record.vocab),

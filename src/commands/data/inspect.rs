@@ -1,12 +1,12 @@
 //! `data inspect`: shows the contents of a dataset.
 
-use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
 
 use anyhow::Result;
 use serde_json::json;
 
+use base::table::{Cell, Printout, Table};
 use base::{Bytes, Count, escape_control};
 use data::Record;
 use data::indexed::Indexed;
@@ -18,34 +18,28 @@ struct Lengths {
     empty: usize,
 }
 
-/// Contents of a dataset as text, with some tokens of these documents, or as JSON.
+/// Contents of a dataset, with some tokens of these documents.
 pub fn inspect(
     prefix: &Path,
     tokenizer: Option<&Path>,
     documents: Range<usize>,
     tokens: usize,
-    json: bool,
-) -> Result<Vec<u8>> {
+) -> Result<Printout> {
     let dataset = Indexed::open(prefix)?;
-    let found = super::tokenizer(tokenizer, &dataset)?;
+    let found = super::dataset::tokenizer(tokenizer, &dataset)?;
     let record = found.record.as_ref();
     let tokenizer = found.load()?;
-    let mut out = Vec::new();
     let lengths = lengths(&dataset);
-    if json {
-        writeln!(out, "{}", report(&dataset, &lengths, record))?;
-    } else {
-        summary(prefix, &dataset, &lengths, &mut out)?;
-        if let Some(record) = record {
-            writeln!(out, "  tokenizer  {}", escape_control(&built_with(record)))?;
-        }
-        histogram(&lengths, &mut out)?;
-        for document in documents.start..documents.end.min(dataset.documents()) {
-            show(&dataset, tokenizer.as_ref(), document, tokens, &mut out)?;
-        }
-        if tokenizer.is_none() && !documents.is_empty() {
-            writeln!(out, "\n(--tokenizer shows the ids as text)")?;
-        }
+    let mut out = Printout::new(report(&dataset, &lengths, record));
+    let facts = facts(&dataset, &lengths, record);
+    out.table(facts.titled(prefix.display().to_string()));
+    out.line("");
+    out.table(histogram(&lengths));
+    for document in documents.start..documents.end.min(dataset.documents()) {
+        show(&dataset, tokenizer.as_ref(), document, tokens, &mut out)?;
+    }
+    if tokenizer.is_none() && !documents.is_empty() {
+        out.line("\n(--tokenizer shows the ids as text)");
     }
     Ok(out)
 }
@@ -75,36 +69,33 @@ impl Lengths {
     }
 }
 
-fn summary(prefix: &Path, dataset: &Indexed, lengths: &Lengths, out: &mut Vec<u8>) -> Result<()> {
-    let bytes = dataset.tokens() * dataset.token_type().size() as u64;
-    writeln!(out, "{}", prefix.display())?;
-    writeln!(
-        out,
-        "  tokens     {} of {} ({})",
-        Count(dataset.tokens()),
-        dataset.token_type(),
-        Bytes(bytes)
-    )?;
-    writeln!(out, "  documents  {}", Count(dataset.documents() as u64))?;
+fn facts(dataset: &Indexed, lengths: &Lengths, record: Option<&Record>) -> Table {
+    let bytes = Bytes(dataset.tokens() * dataset.token_type().size() as u64);
+    let tokens = format!("{} of {} ({bytes})", Count(dataset.tokens()), dataset.token_type());
+    let documents = Count(dataset.documents() as u64).to_string();
+    let mut facts = vec![("tokens", tokens), ("documents", documents)];
     if dataset.sequences() != dataset.documents() {
-        writeln!(out, "  sequences  {}", Count(dataset.sequences() as u64))?;
+        facts.push(("sequences", Count(dataset.sequences() as u64).to_string()));
     }
     if lengths.empty > 0 {
-        writeln!(out, "  empty      {}", Count(lengths.empty as u64).with_noun("document"))?;
+        facts.push(("empty", Count(lengths.empty as u64).with_noun("document")));
     }
     if dataset.modes().is_some() {
-        writeln!(out, "  modes      multimodal: each sequence has one")?;
+        facts.push(("modes", "multimodal: each sequence has one".to_string()));
     }
     let mean = dataset.tokens() as f64 / dataset.documents().max(1) as f64;
-    writeln!(
-        out,
-        "  lengths    {} to {} tokens a document; median {}, mean {mean:.1}, 90 % up to {}",
+    let lengths = format!(
+        "{} to {} tokens per document; median {}, mean {mean:.1}, 90 % up to {}",
         Count(lengths.at(0.0)),
         Count(lengths.at(1.0)),
         Count(lengths.at(0.5)),
         Count(lengths.at(0.9)),
-    )?;
-    Ok(())
+    );
+    facts.push(("lengths", lengths));
+    facts.extend(
+        record.map(|record| ("tokenizer", escape_control(&built_with(record)).into_owned())),
+    );
+    Table::facts(facts)
 }
 
 /// Tokenizer and options with which a dataset was built.
@@ -118,35 +109,33 @@ fn built_with(record: &Record) -> String {
 }
 
 /// Histogram of document lengths: a row per power of two between the shortest and the longest.
-fn histogram(lengths: &Lengths, out: &mut Vec<u8>) -> Result<()> {
-    let row = |length: u64| 64 - length.leading_zeros() as usize; // 0, 1, 2–3, 4–7, …
-    let mut rows = [(0u64, 0u64); 65];
+fn histogram(lengths: &Lengths) -> Table {
+    let class = |length: u64| 64 - length.leading_zeros() as usize; // 0, 1, 2–3, 4–7, …
+    let mut classes = [(0u64, 0u64); 65];
     for length in &lengths.sorted {
-        rows[row(*length)].0 += 1;
-        rows[row(*length)].1 += length;
+        classes[class(*length)].0 += 1;
+        classes[class(*length)].1 += length;
     }
-    let most = rows
+    let most = classes
         .iter()
         .map(|(documents, _)| *documents)
         .max()
         .unwrap_or(0)
         .max(1);
-    let Some(first) = rows.iter().position(|(documents, _)| *documents > 0) else { return Ok(()) };
-    let last = rows
-        .iter()
-        .rposition(|(documents, _)| *documents > 0)
-        .unwrap_or(first);
-    writeln!(out, "\n  {:>15}  {:>12}  {:>15}", "tokens", "documents", "tokens in all")?;
-    for (row, (documents, tokens)) in rows.iter().enumerate().take(last + 1).skip(first) {
-        let from = if row == 0 { 0 } else { 1u64 << (row - 1) };
-        let until = if row == 0 { 0 } else { (from << 1) - 1 };
+    let mut rows = Vec::new();
+    for class in class(lengths.at(0.0))..=class(lengths.at(1.0)) {
+        let (documents, tokens) = classes[class];
+        let from = if class == 0 { 0 } else { 1u64 << (class - 1) };
+        let until = if class == 0 { 0 } else { (from << 1) - 1 };
         let range = if from == until { format!("{from}") } else { format!("{from} – {until}") };
-        let bar = "█".repeat((30 * documents / most) as usize);
-        let documents = Count(*documents);
-        let tokens = Count(*tokens);
-        writeln!(out, "  {range:>15}  {documents:>12}  {tokens:>15}  {bar}")?;
+        rows.push([
+            Cell::new(from, range),
+            Cell::new(documents, Count(documents).to_string()),
+            Cell::new(tokens, Count(tokens).to_string()),
+            "█".repeat((30 * documents / most) as usize).into(),
+        ]);
     }
-    Ok(())
+    Table::from_cells(["tokens", "documents", "tokens in all", ""], rows)
 }
 
 fn show(
@@ -154,7 +143,7 @@ fn show(
     tokenizer: Option<&Tokenizer>,
     document: usize,
     most: usize,
-    out: &mut Vec<u8>,
+    out: &mut Printout,
 ) -> Result<()> {
     let mut ids = Vec::new();
     let mut total = 0;
@@ -165,19 +154,15 @@ fn show(
         ids.resize(from + length.min(most - from.min(most)), 0);
         dataset.read(sequence, 0, &mut ids[from..])?;
     }
-    writeln!(out, "\ndocument {document} ({})", Count(total as u64).with_noun("token"))?;
+    out.line(format!("\ndocument {document} ({})", Count(total as u64).with_noun("token")));
     let rest = if total > ids.len() { " …" } else { "" };
     match tokenizer {
         Some(tokenizer) => {
             let ids: Vec<u32> = ids.iter().map(|id| *id as u32).collect();
-            let text = tokenizer.decode(&ids);
-            let text = escape_control(&text);
-            for line in text.lines() {
-                writeln!(out, "  {line}")?;
-            }
-            writeln!(out, "  {rest}")?;
+            out.indented(escape_control(&tokenizer.decode(&ids)).lines());
+            out.line(format!("  {rest}"));
         }
-        None => writeln!(out, "  {ids:?}{rest}")?,
+        None => out.line(format!("  {ids:?}{rest}")),
     }
     Ok(())
 }

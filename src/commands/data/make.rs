@@ -329,7 +329,7 @@ impl MergedDataset {
 pub fn merge(datasets: &[PathBuf], output: &Path, existing: Existing) -> Result<MergedDataset> {
     let datasets = datasets
         .iter()
-        .map(|named| Indexed::open(&super::prefix(named)))
+        .map(|named| Indexed::open(&super::dataset::prefix(named)))
         .collect::<Result<Vec<_>>>()?;
     let tokenizer = build::merge(&datasets, output, existing)?;
     Ok(MergedDataset {

@@ -46,7 +46,7 @@ pub fn print(
 /// Tokenizer of the first dataset, which all datasets must share.
 fn shared_tokenizer(preview: &Preview, named: Option<&Path>) -> Result<Option<Tokenizer>> {
     let first = Indexed::open(&preview.datasets[0].prefix)?;
-    let found = super::tokenizer(named, &first)?;
+    let found = super::dataset::tokenizer(named, &first)?;
     if let Some(path) = &found.path {
         let place = match named {
             Some(_) => "--tokenizer".to_string(),

@@ -1,6 +1,7 @@
 //! `gptrain eval`: losses and accuracies of a checkpoint or of a Hugging Face folder, on any grid.
 
 mod model;
+pub mod options;
 
 use crate::model_place::Source;
 use anyhow::Result;

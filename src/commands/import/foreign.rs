@@ -11,7 +11,7 @@ use checkpoint::disk::Disk;
 use checkpoint::{self, Progress, Share, State, WrittenPart, validate};
 use data::indexed::index_path;
 use engine::{MASTER, MODEL, SECOND, ScaleState, model_dtype, optimizer_rule, saved_shape};
-use exchange::foreign::{self, AdamState, Choices, ForeignRun, Request, RunDescription};
+use exchange::foreign::{self, AdamState, Choices, ForeignRun, RunDescription};
 use manifest::{self, Loaded, Manifest};
 use model::{Layout, ModelShard, Param};
 use serde_json::{Map, Value, json};
@@ -153,7 +153,7 @@ pub fn import_run(
     atomic_folder::write(to, FolderKind::Run, existing, |staging| {
         let path = staging.join(manifest::IN_FOLDER);
         fs::write(&path, &text).with_context(|| format!("cannot write {}", path.display()))?;
-        save(m, &staging.join("checkpoints"), &params, &mut *foreign, &state)?;
+        save(m, &staging.join("checkpoints"), &params, &mut foreign, &state)?;
         last_checkpoint::note(staging, state.progress.step)
     })?;
     let checkpoint = run
@@ -304,7 +304,7 @@ fn save(
     m: &Manifest,
     checkpoints: &Path,
     params: &[&Param],
-    foreign: &mut dyn ForeignRun,
+    foreign: &mut ForeignRun,
     state: &State,
 ) -> anyhow::Result<PathBuf> {
     write(checkpoints, state, checkpoint::saved_bytes(m), |disk, staging| {
@@ -314,8 +314,7 @@ fn save(
             // A run from step 0 starts with moments of its own.
             let states = if state.is_import() { &[AdamState::Master][..] } else { &AdamState::ALL };
             for kept in states.iter().copied() {
-                let request = Request { model: &m.model, param, shape: &shape, state: kept };
-                let values = foreign.read(request)?;
+                let values = foreign.read(&m.model, param, kept)?;
                 check_values(&values, param, kept)?;
                 let whole = WholeState { number, param, shape: &shape, values: &values, kept };
                 parts.push(whole.write(m, disk, staging, state)?);

@@ -1,8 +1,8 @@
 //! Starts a run from Hugging Face weights: into the run of a manifest, or into a new run's folder
 //! with a manifest made from config.json.
 
+use super::divergence::{self, Divergence};
 use super::{new_manifest, one_line, quoted, run_name};
-use crate::divergence::{self, Divergence};
 use crate::new_checkpoint::{WholeWeight, save_weights};
 use anyhow::Context;
 use base::output::Existing;

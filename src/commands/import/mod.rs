@@ -1,7 +1,10 @@
 //! Starts a run from Hugging Face weights, or from another trainer's checkpoint.
 
+pub mod command;
+mod divergence;
 pub mod foreign;
 pub mod hugging_face;
+mod options;
 
 use base::Problems;
 use manifest::Loaded;

@@ -38,18 +38,25 @@ pub fn loss(metrics: &Metrics, title: &str, scale: Scale) -> Chart {
     chart(metrics, title, 960.0, 460.0, scale, curves)
 }
 
-/// Loss chart without the first tenth of the run, whose steep fall would flatten the rest. None for a
-/// run that is too short.
+/// Loss chart without the first tenth of the run. None for a run that is too short.
 pub fn late_loss(metrics: &Metrics, scale: Scale) -> Option<Chart> {
+    let chart = without_first_tenth(loss(metrics, "", scale), metrics)?;
+    Some(Chart { height: 240.0, legend: false, ..chart })
+}
+
+/// A small chart over steps without the first tenth of a run, whose steep fall would flatten the rest.
+/// None for a run that is too short.
+pub fn without_first_tenth(mut chart: Chart, metrics: &Metrics) -> Option<Chart> {
+    if metrics.steps.len() < 30 {
+        return None;
+    }
     let start = metrics.steps.first()?.step as f64;
     let end = metrics.steps.last()?.step as f64;
     let first = (start + (end - start) * 0.1).ceil();
-    let mut chart = loss(metrics, "", scale);
     for curve in &mut chart.curves {
         curve.points.retain(|(step, _)| *step >= first);
     }
-    let enough = metrics.steps.len() >= 30;
-    enough.then_some(Chart { width: 560.0, height: 240.0, first, legend: false, ..chart })
+    Some(Chart { width: 560.0, height: 260.0, first, ..chart })
 }
 
 /// Quantity of a horizontal axis.

@@ -1,5 +1,5 @@
-//! Reports of past runs: an HTML page with the curves of one, and the comparison of several.
+//! Reports of past runs: an HTML page with the curves.
 
 pub mod page;
-pub mod compare;
-mod curves;
+pub mod curves;
+pub mod command;

@@ -8,9 +8,9 @@ use serde::Deserialize;
 
 use super::curves::{self, XAxis};
 use base::svg::{Chart, PAGE, STYLE, Scale, Stroke, escape, short};
+use base::table::{Cell, Rows, Table};
 use base::{Count, Seconds, input};
 use checkpoint::inspect::settings_by_key;
-use data::eval::Accuracy;
 use launch::events::{self, Event, Kind};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -141,7 +141,7 @@ impl Run {
         to + "</table></section>\n"
     }
 
-    pub(super) fn last(&self) -> &StepRow {
+    pub fn last(&self) -> &StepRow {
         self.metrics
             .steps
             .last()
@@ -149,7 +149,7 @@ impl Run {
     }
 
     /// Evaluation on `set` with the lowest loss.
-    pub(super) fn best(&self, set: &str) -> Option<&EvalRow> {
+    pub fn best(&self, set: &str) -> Option<&EvalRow> {
         let rows = self.metrics.evals.iter().filter(|row| row.eval == set);
         rows.filter(|row| row.lm_loss.is_finite())
             .min_by(|a, b| a.lm_loss.total_cmp(&b.lm_loss))
@@ -193,11 +193,7 @@ impl Run {
     }
 
     /// Median of a quantity over the last `RECENT` steps; NaN without steps.
-    pub(super) fn recent(
-        &self,
-        these: impl Fn(&StepRow) -> bool,
-        value: impl Fn(&StepRow) -> f64,
-    ) -> f64 {
+    pub fn recent(&self, these: impl Fn(&StepRow) -> bool, value: impl Fn(&StepRow) -> f64) -> f64 {
         let steps = self.metrics.steps.iter().rev().filter(|row| these(row));
         let mut values: Vec<f64> = steps.take(RECENT).map(value).collect();
         values.sort_by(f64::total_cmp);
@@ -238,71 +234,57 @@ impl Run {
 
     fn last_step_table(&self) -> String {
         let last = self.last();
-        let rows = shown(|place| match place {
+        let numbers = shown(|place| match place {
             Shown::Last(name, format) => Some((0, (name, format))),
             _ => None,
-        })
-        .filter_map(|(number, (name, format))| {
-            Some(vec![name.to_string(), format.show((number.value)(last)?)])
         });
-        table("last step", &[], rows, ROW_NAME, "")
+        let mut facts = Vec::new();
+        for (number, (name, format)) in numbers {
+            facts.extend((number.value)(last).map(|value| (name, format.show(value))));
+        }
+        section("last step", &Table::facts(facts), false, "")
     }
 
     fn valid_table(&self) -> String {
+        let best = |set: &str| self.best(set);
+        let loss = |set: &str| best(set).map_or(f64::NAN, |best| best.lm_loss);
         let sets = curves::valid_sets(&self.metrics);
-        if sets.is_empty() {
-            return String::new();
-        }
-        let head = ["set", "last", "best", "at step", "perplexity"];
-        table(
-            "validation",
-            &head,
-            sets.into_iter().map(|set| {
+        let table = Rows::new(&sets)
+            .text("set", |set| *set)
+            .text("last", |set| {
                 let losses = curves::valid_losses(&self.metrics, set, XAxis::Step);
-                let last = losses.last().map_or(f64::NAN, |point| point.1);
-                let best = self.best(set);
-                let loss = best.map_or(f64::NAN, |best| best.lm_loss);
-                let step = best.map_or("–".into(), |best| Count(best.step).to_string());
-                vec![escape(set), number(last), number(loss), step, number(loss.exp())]
-            }),
-            ROW_NAME,
-            "",
-        )
+                number(losses.last().map_or(f64::NAN, |point| point.1))
+            })
+            .text("best", |set| number(loss(set)))
+            .text("at step", |set| {
+                Cell::optional(best(set).map(|best| Count(best.step).to_string()))
+            })
+            .text("perplexity", |set| number(loss(set).exp()));
+        section("validation", &table.table(), false, "")
     }
 
     /// Table of the newest accuracies.
     fn task_table(&self) -> String {
-        let names = curves::task_names(&self.metrics);
-        if names.is_empty() {
-            return String::new();
+        let score = |score: Option<f64>| Cell::optional(score.map(|score| Cell::fixed(score, 4)));
+        let mut rows = Vec::new();
+        for name in curves::task_names(&self.metrics) {
+            rows.extend(curves::task_rows(&self.metrics, name).last());
         }
-        let head = ["task", "acc", "acc_norm", "perplexity", "at step", "questions"];
-        table(
-            "tasks",
-            &head,
-            names.into_iter().filter_map(|name| {
-                let row = curves::task_rows(&self.metrics, name).last()?;
-                let Accuracy { questions, acc, acc_norm, perplexity } = row.accuracy;
-                let [acc, acc_norm, perplexity] = [acc, acc_norm, perplexity]
-                    .map(|score| score.map_or("–".to_string(), |score| format!("{score:.4}")));
-                let step = Count(row.step).to_string();
-                let questions = Count(questions).to_string();
-                Some(vec![escape(name), acc, acc_norm, perplexity, step, questions])
-            }),
-            ROW_NAME,
-            "",
-        )
+        let table = Rows::new(rows)
+            .text("task", |row| row.task.clone())
+            .text("acc", |row| score(row.accuracy.acc))
+            .text("acc_norm", |row| score(row.accuracy.acc_norm))
+            .text("perplexity", |row| score(row.accuracy.perplexity))
+            .text("at step", |row| Count(row.step).to_string())
+            .text("questions", |row| Count(row.accuracy.questions).to_string());
+        section("tasks", &table.table(), false, "")
     }
 
     /// Table of the parts of a step, planned and measured.
     fn parts_table(&self) -> String {
         let Some(parts) = &self.metrics.parts else { return String::new() };
-        let rows = parts.shown().into_iter().map(|row| {
-            let [planned, measured] = [row.planned, row.measured].map(|s| parts.time(s));
-            vec![escape(&row.name), planned, measured]
-        });
         let summary = format!("\n<p>{}</p>", escape(&parts.summary()));
-        table("plan and step", &["part", "planned", "measured"], rows, ROW_NAME, &summary)
+        section("plan and step", &parts.table(), false, &summary)
     }
 }
 
@@ -331,34 +313,17 @@ fn date(at: f64) -> String {
     format!("{year}-{month:02}-{:02} {hour:02}:{minute:02} UTC", day + 1)
 }
 
-/// Section with a table. Its rows begin with their name, in an element `row_name`.
-pub(super) fn table(
-    title: &str,
-    head: &[&str],
-    rows: impl IntoIterator<Item = Vec<String>>,
-    row_name: &str,
-    below: &str,
-) -> String {
-    let mut to = format!("<section><h2>{title}</h2>\n<table>\n");
-    if !head.is_empty() {
-        let cells: String = head.iter().map(|name| format!("<th>{name}</th>")).collect();
-        to += &format!("<tr>{cells}</tr>\n");
+/// Section with a table, and HTML `below` it; empty without rows.
+pub fn section(title: &str, table: &Table, may_wrap: bool, below: &str) -> String {
+    if table.is_empty() {
+        return String::new();
     }
-    for row in rows {
-        let cells: String = row[1..]
-            .iter()
-            .map(|value| format!("<td>{value}</td>"))
-            .collect();
-        to += &format!("<tr><{row_name}>{}</th>{cells}</tr>\n", row[0]);
-    }
-    to + "</table>" + below + "</section>\n"
+    let table = table.html(may_wrap);
+    format!("<section><h2>{title}</h2>\n{table}{below}</section>\n")
 }
 
-/// Element of a row's name.
-const ROW_NAME: &str = "th scope=\"row\"";
-
 /// Self-contained HTML page.
-pub(super) fn document(title: &str, about: &str, body: &str) -> String {
+pub fn document(title: &str, about: &str, body: &str) -> String {
     let title = escape(title);
     let style = PAGE;
     let script = include_str!("page.js");
@@ -373,7 +338,7 @@ pub(super) fn document(title: &str, about: &str, body: &str) -> String {
 }
 
 /// Chart with its heading, a line for the values under the pointer, and the data for it.
-pub(super) fn figure(title: &str, chart: &Chart, class: &str) -> String {
+pub fn figure(title: &str, chart: &Chart, class: &str) -> String {
     let [axis, _] = chart.axes();
     let tokens: Vec<_> = chart
         .second

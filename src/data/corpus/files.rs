@@ -92,7 +92,7 @@ pub fn find(paths: &[PathBuf], selection: &FileSelection) -> Result<CorpusFiles>
                     problems.add(
                         place,
                         "its name does not say what it holds",
-                        "say --format txt (a document), lines (one a line), jsonl or csv",
+                        "pass --format txt (a document), lines (one per line), jsonl or csv",
                     );
                 }
             },
@@ -320,7 +320,7 @@ fn input(path: &Path, wanted: Option<Format>) -> Option<Input> {
 }
 
 impl Input {
-    /// The file as errors name it.
+    /// Path as shown in errors.
     pub fn place(&self) -> String {
         self.path
             .as_ref()

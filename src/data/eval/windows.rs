@@ -49,7 +49,7 @@ impl Tokens {
             return user(&format!("a .{ending} file is not plain text"), remedy);
         }
         let Some(tokenizer) = tokenizer else {
-            let remedy = "say --tokenizer tokenizer.json".to_string();
+            let remedy = "pass --tokenizer tokenizer.json".to_string();
             return user("the model names no tokenizer for text", remedy);
         };
         let bytes = input::read_named(path, input::LARGE)

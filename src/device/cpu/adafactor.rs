@@ -6,7 +6,7 @@ use super::Cpu;
 use super::math::{square_sum_f64, vectorised};
 use super::memory::{BLOCK, Block, download, load, put, scalar, store};
 use super::parallel::blocks;
-use crate::{MatrixPart, Out, SecondMoment, Tensor, op};
+use crate::{InPlace, MatrixPart, Out, SecondMoment, Tensor, op};
 use base::Fused;
 use std::ops::Range;
 
@@ -65,7 +65,7 @@ pub(super) fn scalars(_: &Cpu, &op::AdafactorScalars { rule, updates, y }: &op::
 }
 
 pub(super) fn move_second_moment(_: &Cpu, op: &op::MoveSecondMoment) {
-    let op::MoveSecondMoment { scalars, part, rows, cols, v } = *op;
+    let op::MoveSecondMoment { scalars, part, rows, cols, v: InPlace(v) } = *op;
     let [factor, towards] = [0, 1].map(|i| scalar(scalars, i));
     if factor.is_nan() {
         return;
@@ -97,7 +97,7 @@ pub(super) fn square_sums(cpu: &Cpu, op: &op::AdafactorSquareSums) {
 }
 
 pub(super) fn update(cpu: &Cpu, op: &op::Adafactor) {
-    let op::Adafactor { rule, scalars, grad, part, v, master, weight, .. } = *op;
+    let op::Adafactor { rule, scalars, grad, part, v, master: InPlace(master), weight, .. } = *op;
     let [factor, rho] = [0, 2].map(|i| scalar(scalars, i));
     if factor.is_nan() {
         return;
@@ -118,8 +118,8 @@ pub(super) fn update(cpu: &Cpu, op: &op::Adafactor) {
                 load(master, at, w);
                 apply(steps[number], keep, u, w);
                 store(w, master, at);
-                if weight != master {
-                    store(w, weight, at);
+                if let Some(weight) = weight {
+                    store(w, weight.to, at);
                 }
             });
         },

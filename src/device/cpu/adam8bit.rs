@@ -6,13 +6,16 @@ use super::math::vectorised;
 use super::memory::{BLOCK, Block, load, load_bytes, store, store_bytes};
 use super::optimizer::{Update, update};
 use crate::dynamic_map::{DynamicMap, SIGNED, UNSIGNED};
-use crate::{Coded, op};
+use crate::{Coded, InPlace, op};
 
 /// Maximum number of scales per block of elements.
 const SCALES: usize = BLOCK / Coded::SMALLEST;
 
 pub(super) fn adam8bit(cpu: &Cpu, op: &op::Adam8bit) {
-    let op::Adam8bit { rule, scalars, grad, master, m, v, weight } = *op;
+    let op::Adam8bit { rule, scalars, grad, weight, .. } = *op;
+    let InPlace(master) = op.master;
+    let InPlace(m) = op.m;
+    let InPlace(v) = op.v;
     let block = op.block();
     let Some(rule) = Update::new(&rule, scalars) else { return };
     let (signed, unsigned): (&DynamicMap, &DynamicMap) = (&SIGNED, &UNSIGNED);
@@ -34,8 +37,8 @@ pub(super) fn adam8bit(cpu: &Cpu, op: &op::Adam8bit) {
         store(w, master, at);
         write(signed, m, at, block, m1);
         write(unsigned, v, at, block, v1);
-        if weight != master {
-            store(w, weight, at);
+        if let Some(weight) = weight {
+            store(w, weight.to, at);
         }
     });
 }

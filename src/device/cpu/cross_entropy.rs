@@ -4,7 +4,7 @@ use super::Cpu;
 use super::math::{exp_scaled, maximum, sum_exp};
 use super::memory::{BLOCK, Block, clear, integer, load, scalar, store};
 use super::parallel::blocks;
-use crate::{Logits, Tensor, op};
+use crate::{Logits, LossLogits, Tensor, op};
 
 pub(super) fn stats(cpu: &Cpu, op: &op::CrossEntropyStats) {
     let op::CrossEntropyStats { logits, targets, stats } = *op;
@@ -32,13 +32,13 @@ pub(super) fn stats(cpu: &Cpu, op: &op::CrossEntropyStats) {
 }
 
 pub(super) fn unsplit(cpu: &Cpu, op: &op::CrossEntropyUnsplit) {
-    let (first, second) = op.parts();
-    stats(cpu, &first);
-    losses(cpu, &second);
+    stats(cpu, &op.stats);
+    losses(cpu, &op.losses);
 }
 
 pub(super) fn losses(cpu: &Cpu, op: &op::CrossEntropy) {
-    let op::CrossEntropy { logits, targets, weights, stats, losses, z, scale } = *op;
+    let op::CrossEntropy { targets, weights, stats, losses, z, logits } = *op;
+    let LossLogits { logits, scale } = logits;
     let rows = logits.x.rows;
     let scale = scale.map(|scale| scalar(scale, 0));
     let coefficient = z.map_or(0.0, |z| f64::from(z.coefficient));

@@ -5,10 +5,11 @@ use super::dropout::Mask;
 use super::math;
 use super::memory::{BLOCK, Block, clear, copy_bytes, load, put, store};
 use super::parallel::blocks;
-use crate::{Tensor, op};
+use crate::{InPlace, Tensor, op};
 use std::ops::Range;
 
-pub(super) fn zero(cpu: &Cpu, &op::Zero { x }: &op::Zero) {
+pub(super) fn zero(cpu: &Cpu, &op::Zero { x: out }: &op::Zero) {
+    let x = out.to;
     cpu.each_block(x.numel(), |block| clear(x, block.start, block.len()));
 }
 
@@ -19,7 +20,7 @@ pub(super) fn copy(cpu: &Cpu, &op::Copy { x, y }: &op::Copy) {
     cpu.each_loaded([x], |at, [x]| put(x, y, at));
 }
 
-pub(super) fn blend(cpu: &Cpu, &op::Blend { a, x, b, y }: &op::Blend) {
+pub(super) fn blend(cpu: &Cpu, &op::Blend { a, x, b, y: InPlace(y) }: &op::Blend) {
     cpu.each_loaded([x, y], |at, [from, onto]| {
         math::sum_of_products(a, from, b, onto);
         store(onto, y, at);
@@ -61,10 +62,9 @@ pub(super) fn residual(cpu: &Cpu, op: &op::Residual) {
 
 pub(super) fn residual_backward(cpu: &Cpu, op: &op::ResidualBackward) {
     let op::ResidualBackward { dy, drop, dbranch, dbias } = *op;
-    let same = op.keeps_dy();
     let Some(dbias) = dbias else {
-        if !same {
-            dropout(cpu, &op::Dropout { x: dy, drop, y: dbranch });
+        if let Some(y) = dbranch {
+            dropout(cpu, &op::Dropout { x: dy, drop, y });
         }
         return;
     };
@@ -77,7 +77,7 @@ pub(super) fn residual_backward(cpu: &Cpu, op: &op::ResidualBackward) {
                 let buffer = &mut buffer[..cols.len()];
                 load(dy, at, buffer);
                 mask.apply(row, cols.start, buffer);
-                if !same {
+                if let Some(dbranch) = dbranch {
                     store(buffer, dbranch.to, at);
                     // Sums the stored, rounded values, so that a separate op gives the same bits.
                     load(dbranch.to, at, buffer);

@@ -6,7 +6,7 @@ use super::math::vectorised;
 use super::memory::{BLOCK, Block, load, scalar, store, store_bytes};
 use super::parallel::blocks;
 use crate::fp8::scale_of;
-use crate::{Fp8Scaling, Lines, Quantized, Tensor, op};
+use crate::{Fp8Scaling, Lines, Quantized, QuantizedBy, Tensor, op};
 use base::Fp8;
 use std::ops::Range;
 
@@ -27,7 +27,8 @@ pub(super) fn line_maxima(cpu: &Cpu, &op::LineMaxima { x, rows, columns }: &op::
 
 pub(super) fn quantize(cpu: &Cpu, &op::Quantize { x, rows, columns }: &op::Quantize) {
     for (lines, to) in Lines::BOTH.into_iter().zip([rows, columns]) {
-        let Some((maxima, to)) = to else { continue };
+        let Some(QuantizedBy { maxima, to }) = to else { continue };
+        let to = to.to;
         scales(maxima, &to);
         match lines {
             Lines::Rows => cpu.each_rows(x.rows, x.cols, |rows| {
@@ -39,7 +40,8 @@ pub(super) fn quantize(cpu: &Cpu, &op::Quantize { x, rows, columns }: &op::Quant
 }
 
 pub(super) fn quantize_rows(cpu: &Cpu, op: &op::QuantizeRows) {
-    let op::QuantizeRows { x, to, columns } = *op;
+    let op::QuantizeRows { x, to: out, columns } = *op;
+    let to = out.to;
     cpu.each_rows(x.rows, x.cols, |rows| {
         rows.for_each(|row| {
             store(&[scale_of(row_maximum(x, row), to.format)], to.scales, row);

@@ -3,7 +3,7 @@
 use super::Cpu;
 use super::math::{self, vectorised};
 use super::memory::{scalar, store};
-use crate::op;
+use crate::{InPlace, op};
 
 pub(super) fn axpy(cpu: &Cpu, &op::Axpy { a, factor, x, y }: &op::Axpy) {
     let by = a * scalar(factor, 0);
@@ -30,24 +30,24 @@ vectorised! {
 
 /// Orthogonalises matrices, one task per matrix.
 pub(super) fn orthogonalize(cpu: &Cpu, op: &op::Orthogonalize) {
-    let xs = op.xs;
+    let InPlace(xs) = op.xs;
     let apart = |i: usize| !xs[i + 1..].iter().any(|x| x.overlaps(xs[i]));
     assert!((0..xs.len()).all(apart), "the matrices overlap");
     cpu.each(xs.len(), |i| {
         // SAFETY: f32 (`host_mut` checks), mapped as `Tensor` promises; the matrices do not overlap (above), and
         // `each` runs one task for each.
         let x = unsafe { xs[i].host_mut::<f32>() };
-        Columns { x, cols: xs[i].cols }.orthogonalize();
+        RowMajor { x, cols: xs[i].cols }.orthogonalize();
     });
 }
 
-/// Matrix in row-major order.
-struct Columns<'a> {
+/// Matrix in row-major order, whose columns are made orthonormal.
+struct RowMajor<'a> {
     x: &'a mut [f32],
     cols: usize,
 }
 
-impl Columns<'_> {
+impl RowMajor<'_> {
     fn orthogonalize(&mut self) {
         for k in 0..self.cols {
             self.project(k);

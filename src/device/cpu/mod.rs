@@ -35,7 +35,7 @@ pub use instructions::{CHOICE, Instructions};
 pub use kernel::peak;
 pub use normals::normals;
 
-use super::op::{call_of_op, every_op};
+use super::op::run_op;
 use super::{Backend, Meter, Op, OpTimes, OutOfMemory, Section, Tensor, Transfer};
 use crate::Home;
 use base::{Bytes, Moment, Problems};
@@ -175,6 +175,6 @@ impl Backend for Cpu {
 
     fn enqueue(&self, op: &Op) {
         let _timer = self.meter.start(op.name());
-        every_op!(call_of_op self op)
+        run_op!(self, op)
     }
 }

@@ -5,14 +5,14 @@ use super::elementwise;
 use super::math::{scale, sum_of_products, vectorised};
 use super::memory::{BLOCK, Block, load, scalar, store};
 use super::parallel::blocks;
-use crate::{FusedMatrix, Momentum, Tensor, op};
+use crate::{FusedMatrix, InPlace, Momentum, Tensor, op};
 use std::ops::Range;
 
 pub(super) fn momentum(cpu: &Cpu, op: &op::Momentum) {
-    let op::Momentum { rule, factor, grad, m, y } = *op;
+    let op::Momentum { rule, factor, grad, m: InPlace(m), y } = *op;
     let factor = scalar(factor, 0);
     if factor.is_nan() {
-        return elementwise::zero(cpu, &op::Zero { x: y.to });
+        return elementwise::zero(cpu, &op::Zero { x: y });
     }
     cpu.each_loaded([grad, m], |at, [g, state]| {
         average(&rule, factor, g, state);
@@ -28,14 +28,15 @@ pub(super) fn unfuse(cpu: &Cpu, &op::Unfuse { all, which, one }: &op::Unfuse) {
     });
 }
 
-pub(super) fn fuse(cpu: &Cpu, &op::Fuse { one, which, all }: &op::Fuse) {
+pub(super) fn fuse(cpu: &Cpu, &op::Fuse { one, which, all: InPlace(all) }: &op::Fuse) {
     each_run(cpu, &which, one, |to, from, run| {
         load(one, from, run);
-        store(run, all.to, to);
+        store(run, all, to);
     });
 }
 
-pub(super) fn scale_to_norm_1(cpu: &Cpu, &op::ScaleToNorm1 { x, sum, eps }: &op::ScaleToNorm1) {
+pub(super) fn scale_to_norm_1(cpu: &Cpu, op: &op::ScaleToNorm1) {
+    let op::ScaleToNorm1 { sum, eps, x: InPlace(x) } = *op;
     let by = (1.0 / f64::from(scalar(sum, 0)).sqrt().max(eps.into())) as f32;
     cpu.each_loaded([x], |at, [values]| {
         scale(by, values);
@@ -44,15 +45,15 @@ pub(super) fn scale_to_norm_1(cpu: &Cpu, &op::ScaleToNorm1 { x, sum, eps }: &op:
 }
 
 pub(super) fn update(cpu: &Cpu, op: &op::MuonUpdate) {
-    let op::MuonUpdate { keep, step, factor, direction, master, weight } = *op;
+    let op::MuonUpdate { keep, step, factor, direction, master: InPlace(master), weight } = *op;
     if scalar(factor, 0).is_nan() {
         return;
     }
     cpu.each_loaded([direction, master], |at, [u, w]| {
         sum_of_products(-step, u, keep, w);
         store(w, master, at);
-        if weight != master {
-            store(w, weight, at);
+        if let Some(weight) = weight {
+            store(w, weight.to, at);
         }
     });
 }

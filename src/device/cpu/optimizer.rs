@@ -7,7 +7,7 @@ use super::memory::{
     with_blocks_mut,
 };
 use super::parallel::blocks;
-use crate::{AdamW, AdamWUpdate, Tensor, digest_term, op};
+use crate::{AdamW, AdamWUpdate, InPlace, Tensor, digest_term, op};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Elements per partial sum.
@@ -86,7 +86,8 @@ pub(super) fn clip(_: &Cpu, &op::Clip { sums, scale, max_norm, y }: &op::Clip) {
 }
 
 pub(super) fn loss_scale_step(_: &Cpu, op: &op::LossScaleStep) {
-    let op::LossScaleStep { scaling, scaler, factor, status } = *op;
+    let op::LossScaleStep { scaling, scaler: InPlace(scaler), factor: InPlace(factor), .. } = *op;
+    let status = op.status.to;
     let mut counts = [0i64; 5];
     download(scaler.counts, bytemuck::cast_slice_mut(&mut counts));
     let [in_a_row, left, updates, skipped, stuck] = &mut counts;
@@ -118,17 +119,18 @@ pub(super) fn loss_scale_step(_: &Cpu, op: &op::LossScaleStep) {
 }
 
 pub(super) fn skip_above(_: &Cpu, op: &op::SkipAbove) {
-    let op::SkipAbove { limits, loss, norm, scaler, factor, status } = *op;
+    let op::SkipAbove { limits, loss, norm, factor: InPlace(factor), .. } = *op;
+    let InPlace(status) = op.status;
     let above = scalar(loss, 0) > limits.loss || scalar(norm, 0) > limits.norm;
     if !above || scalar(status, 0) != 0.0 {
         return;
     }
     let mut counts = [0i64; 5];
-    download(scaler.counts, bytemuck::cast_slice_mut(&mut counts));
+    download(op.counts.0, bytemuck::cast_slice_mut(&mut counts));
     let [_, _, updates, skipped, _] = &mut counts;
     *updates -= 1;
     *skipped += 1;
-    upload(bytemuck::cast_slice(&counts), scaler.counts);
+    upload(bytemuck::cast_slice(&counts), op.counts.0);
     store(&[f32::NAN], factor, 0);
     store(&[3.0], status, 0);
 }
@@ -150,17 +152,17 @@ pub(super) fn adamw(cpu: &Cpu, op: &op::AdamW) {
 
 fn adamw_of_one(cpu: &Cpu, scalars: Tensor, one: &AdamWUpdate) {
     let AdamWUpdate { rule, grad, master, m, v, weight } = *one;
-    let state = [master, m, v];
-    assert!(![master, m, v, weight].iter().any(|x| x.overlaps(grad)), "the gradient is apart");
-    let is_master = (weight.addr(), weight.dtype) == (master.addr(), master.dtype);
-    let apart = !state.iter().any(|x| x.overlaps(weight));
-    assert!(is_master || apart, "the weight is master or apart");
+    let weight = weight.map(|out| out.to);
+    let state = [master, m, v].map(|InPlace(x)| x);
+    assert!(!state.iter().chain(&weight).any(|x| x.overlaps(grad)), "the gradient is apart");
+    let apart = |weight: Tensor| !state.iter().any(|x| x.overlaps(weight));
+    assert!(weight.is_none_or(apart), "the weight is master or apart");
     let Some(rule) = Update::new(&rule, scalars) else { return };
     cpu.each_block(grad.numel(), |block| {
         with_block(grad, block.clone(), |g| {
             with_blocks_mut(state, block.clone(), |[w, m, v]| {
                 update(&rule, g, w, m, v);
-                if !is_master {
+                if let Some(weight) = weight {
                     store(w, weight, block.start);
                 }
             });

@@ -6,18 +6,18 @@ use super::memory::{BLOCK, Block, integer, load, round, store};
 use crate::{Out, QkNorm, QueryKey, Rotation, Tensor, op};
 use base::Qkv;
 
-pub(super) fn forward(cpu: &Cpu, &op::QueryKey { qkv, how, y }: &op::QueryKey) {
-    let how = &how;
-    let d = how.heads.dim;
-    let all = Columns::new(how);
+pub(super) fn forward(cpu: &Cpu, op: &op::QueryKey) {
+    let op::QueryKey { qkv, ref transform, y } = *op;
+    let d = transform.heads.dim;
+    let all = Columns::new(transform);
     cpu.each_rows(qkv.rows, qkv.cols, |rows| {
         let [mut x, mut scale, mut angles]: [Block; 3] = [[0.0; BLOCK]; 3];
         let x = &mut x[..d];
         for row in rows {
-            let angles = row_angles(how, row, &mut angles);
+            let angles = row_angles(transform, row, &mut angles);
             for (column, which) in all.queries_and_keys() {
                 load(qkv, row * qkv.cols + column, x);
-                if let Some(norm) = how.norm {
+                if let Some(norm) = transform.norm {
                     math::scale(root(x, norm.eps), x);
                     round(qkv.dtype, x);
                     load(weights(&norm, which), 0, &mut scale[..d]);
@@ -36,26 +36,25 @@ pub(super) fn forward(cpu: &Cpu, &op::QueryKey { qkv, how, y }: &op::QueryKey) {
 }
 
 pub(super) fn backward(cpu: &Cpu, op: &op::QueryKeyBackward) {
-    let op::QueryKeyBackward { dy, qkv, how, dx, dquery, dkey } = *op;
-    let how = &how;
+    let op::QueryKeyBackward { dy, qkv, ref transform, dx, dquery, dkey } = *op;
     let outs: Vec<Out> = dquery.into_iter().chain(dkey).collect();
-    let d = how.heads.dim;
-    let all = Columns::new(how);
-    cpu.sum_rows(qkv.rows, d, &outs, |rows, sums| {
+    let d = transform.heads.dim;
+    let all = Columns::new(transform);
+    cpu.sum_rows(dy.rows, d, &outs, |rows, sums| {
         let [mut g, mut x, mut scale, mut angles]: [Block; 4] = [[0.0; BLOCK]; 4];
         let g = &mut g[..d];
         let x = &mut x[..d];
         let scale = &mut scale[..d];
         for row in rows {
-            let angles = row_angles(how, row, &mut angles);
+            let angles = row_angles(transform, row, &mut angles);
             for (column, which) in all.queries_and_keys() {
-                let at = row * qkv.cols + column;
+                let at = row * dy.cols + column;
                 load(dy, at, g);
                 if let Some((cos, sin)) = angles {
                     let (a, b) = g.split_at_mut(d / 2);
                     math::rotate_back(cos, sin, a, b);
                 }
-                if let Some(norm) = how.norm {
+                if let (Some(norm), Some(qkv)) = (transform.norm, qkv) {
                     load(qkv, at, x);
                     load(weights(&norm, which), 0, scale);
                     let rstd = root(x, norm.eps);
@@ -77,8 +76,8 @@ struct Columns {
 }
 
 impl Columns {
-    fn new(how: &QueryKey) -> Columns {
-        let heads = how.heads;
+    fn new(transform: &QueryKey) -> Columns {
+        let heads = transform.heads;
         let each = |which, step| {
             (0..heads.query)
                 .step_by(step)
@@ -106,11 +105,11 @@ impl Columns {
 
 /// Cosines and sines of a row's position; None without RoPE.
 fn row_angles<'a>(
-    how: &QueryKey,
+    transform: &QueryKey,
     row: usize,
     angles: &'a mut Block,
 ) -> Option<(&'a [f32], &'a [f32])> {
-    let Rotation { positions, table } = how.rotation?;
+    let Rotation { positions, table } = transform.rotation?;
     let angles = &mut angles[..table.cols];
     load(table, integer(positions, row) as usize * table.cols, angles);
     Some(angles.split_at(table.cols / 2))

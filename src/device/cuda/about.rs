@@ -1,8 +1,8 @@
 //! Description, identity and free memory of an opened GPU.
 
 use super::device::Device;
-use super::{Cuda, Identity, Launched};
-use crate::Tensor;
+use super::{Cuda, Launched};
+use crate::{Identity, Tensor};
 use base::{Bytes, DType};
 use std::sync::Arc;
 

@@ -4,7 +4,7 @@ use super::Cuda;
 use super::args::{self, Argument, arguments};
 use super::elementwise::add_parts;
 use super::launch::{Grid, typed};
-use crate::{Adafactor, MatrixPart, Out, Tensor, op};
+use crate::{Adafactor, InPlace, MatrixPart, Out, Tensor, op};
 use std::ptr::null_mut;
 
 /// Number of blocks that occupy a whole GPU.
@@ -54,7 +54,7 @@ pub(super) fn scalars(cuda: &Cuda, op: &op::AdafactorScalars) {
 }
 
 pub(super) fn move_second_moment(cuda: &Cuda, op: &op::MoveSecondMoment) {
-    let op::MoveSecondMoment { scalars, part, rows, cols, v } = *op;
+    let op::MoveSecondMoment { scalars, part, rows, cols, v: InPlace(v) } = *op;
     let row_sums = rows;
     let col_sums = cols;
     let row = v.row();
@@ -81,13 +81,13 @@ pub(super) fn square_sums(cuda: &Cuda, op: &op::AdafactorSquareSums) {
 }
 
 pub(super) fn update(cuda: &Cuda, op: &op::Adafactor) {
-    let op::Adafactor { rule, scalars, grad, part, v, master, weight, .. } = *op;
+    let op::Adafactor { rule, scalars, grad, part, v, master: InPlace(master), weight, .. } = *op;
     let op::Adafactor { update_squares, weight_squares, .. } = *op;
     let Adafactor { lr_scale, eps, scale_eps, clip_threshold, .. } = rule;
     let arguments = arguments!(Adafactor {
         grad,
         master,
-        weight: (weight != master).then_some(weight),
+        weight,
         scalars,
         row: v.row(),
         col: v.col(),
@@ -105,7 +105,11 @@ pub(super) fn update(cuda: &Cuda, op: &op::Adafactor) {
     if rows > 0 {
         let across = part.cols.div_ceil(256);
         let grid = Grid { blocks: [across, rows.min(8 * BLOCKS), 1], threads: [256, 1], shared: 0 };
-        cuda.launch(typed!("adafactor", weight.dtype), grid, arguments);
+        cuda.launch(
+            typed!("adafactor", weight.map_or(master, |out| out.to).dtype),
+            grid,
+            arguments,
+        );
     }
 }
 

@@ -248,9 +248,9 @@ kernel_args! {
         loss: *const f32, norm: *const f32,
         /// Set to NaN if the loss or the norm is above its limit.
         factor: *mut f32,
-        /// Status of LossScaleStep; 3 skipped here
+        /// Status of `LossScaleStep`; 3 if this op skips the step.
         status: *mut f32,
-        /// Counts of LossScaleStep
+        /// Counts of `LossScaleStep`.
         counts: *mut i64,
         max_loss: f32, max_norm: f32,
     }

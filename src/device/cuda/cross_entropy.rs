@@ -3,7 +3,7 @@
 use super::Cuda;
 use super::args::{self, arguments};
 use super::launch::{Grid, typed, vector, wide};
-use crate::{Logits, Tensor, op};
+use crate::{Logits, LossLogits, Tensor, op};
 use std::ptr::{null, null_mut};
 
 /// Maximum threads of a block, which processes one row.
@@ -17,17 +17,18 @@ pub(super) fn stats(cuda: &Cuda, op: &op::CrossEntropyStats) {
 
 pub(super) fn losses(cuda: &Cuda, op: &op::CrossEntropy) {
     let (arguments, grid) = prepare_losses(op);
-    cuda.launch(typed!("cross_entropy", op.logits.x.dtype), grid, arguments);
+    cuda.launch(typed!("cross_entropy", op.logits.logits.x.dtype), grid, arguments);
 }
 
 /// Cross-entropy of an unsplit vocabulary; also writes its stats.
 pub(super) fn unsplit(cuda: &Cuda, op: &op::CrossEntropyUnsplit) {
-    let (arguments, grid) = prepare_losses(&op.0);
-    cuda.launch(typed!("cross_entropy_unsplit", op.0.logits.x.dtype), grid, arguments);
+    let (arguments, grid) = prepare_losses(&op.losses);
+    cuda.launch(typed!("cross_entropy_unsplit", op.stats.logits.x.dtype), grid, arguments);
 }
 
 fn prepare_losses(op: &op::CrossEntropy) -> (args::CrossEntropy, Grid) {
-    let op::CrossEntropy { logits, targets, weights, stats, losses, z, scale } = *op;
+    let op::CrossEntropy { targets, weights, stats, losses, z, logits } = *op;
+    let LossLogits { logits, scale } = logits;
     let (common, grid) = prepare(&logits, targets, stats);
     let arguments = arguments!(CrossEntropy {
         weights,

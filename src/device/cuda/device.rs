@@ -4,13 +4,12 @@ use super::driver::{Api, CONTEXT_LOST, CUstream, Code, explain};
 use super::launches::Launches;
 use super::library::{Library, Symbol, call};
 use super::observer::Observed;
+use crate::Identity;
 use cudarc::driver::sys::{
     self, CUcontext, CUctx_flags as Waits, CUdevice, CUdevice_attribute as Attribute,
 };
 use parking_lot::{Mutex, MutexGuard};
-use serde::{Deserialize, Serialize};
 use std::ffi::{CStr, c_char};
-use std::fmt;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -21,26 +20,6 @@ pub struct Launched {
     pub kernels: u64,
     /// Graphs, each a whole pass.
     pub graphs: u64,
-}
-
-/// Name and place of a GPU.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Identity {
-    /// Index among the GPUs that the driver shows to this process.
-    pub ordinal: usize,
-    /// Number of GPUs that the driver shows.
-    pub shown: usize,
-    pub name: String,
-    /// "0000:3B:00.0".
-    pub bus: String,
-    /// In hexadecimal, as nvidia-smi prints it.
-    pub uuid: String,
-}
-
-impl fmt::Display for Identity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GPU {} (PCI {}, {})", self.ordinal, self.bus, self.uuid)
-    }
 }
 
 /// SMs that matrix products leave to NCCL while it sums over ranks. cuBLASLt's kernels for Hopper run a

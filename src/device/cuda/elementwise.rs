@@ -3,12 +3,13 @@
 use super::Cuda;
 use super::args::{DropoutMask, arguments};
 use super::launch::{Grid, typed, vector, wide};
-use crate::{Backend, Dropout, Home, Out, Tensor, op};
+use crate::{Backend, Dropout, Home, InPlace, Out, Tensor, op};
 use base::DType;
 
 pub(super) fn zero(cuda: &Cuda, op: &op::Zero) {
-    match op.x.home() {
-        Home::Device => cuda.memory.clear(&cuda.device, op.x.addr(), op.x.bytes()),
+    let x = op.x.to;
+    match x.home() {
+        Home::Device => cuda.memory.clear(&cuda.device, x.addr(), x.bytes()),
         Home::Host => cuda.host().run(*op),
     }
 }
@@ -21,7 +22,7 @@ pub(super) fn copy(cuda: &Cuda, &op::Copy { x, y }: &op::Copy) {
     cuda.launch(typed!("copy", x.dtype, y.to.dtype), grid, arguments);
 }
 
-pub(super) fn blend(cuda: &Cuda, &op::Blend { a, x, b, y }: &op::Blend) {
+pub(super) fn blend(cuda: &Cuda, &op::Blend { a, x, b, y: InPlace(y) }: &op::Blend) {
     let (grid, vector) = Grid::elements(x, [y]);
     let arguments = arguments!(Blend { x, y, numel: x.numel(), a, b, vector });
     cuda.launch(typed!("blend", x.dtype), grid, arguments);
@@ -47,11 +48,10 @@ pub(super) fn residual(cuda: &Cuda, op: &op::Residual) {
 
 pub(super) fn residual_backward(cuda: &Cuda, op: &op::ResidualBackward) {
     let op::ResidualBackward { dy, drop, dbranch, dbias } = *op;
-    let same = op.keeps_dy();
-    match dbias {
-        Some(dbias) => sum_columns(cuda, dy, (!same).then_some((dbranch.to, &drop)), dbias),
-        None if same => {}
-        None => dropout(cuda, &op::Dropout { x: dy, drop, y: dbranch }),
+    match (dbranch, dbias) {
+        (_, Some(dbias)) => sum_columns(cuda, dy, dbranch.map(|out| (out.to, &drop)), dbias),
+        (Some(y), None) => dropout(cuda, &op::Dropout { x: dy, drop, y }),
+        (None, None) => {}
     }
 }
 

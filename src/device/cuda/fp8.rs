@@ -4,7 +4,7 @@
 use super::Cuda;
 use super::args::arguments;
 use super::launch::{Grid, typed, vector, wide};
-use crate::{Fp8Scaling, Out, Quantized, Tensor, op};
+use crate::{Fp8Scaling, Out, Quantized, QuantizedBy, Tensor, op};
 use base::{DType, Fp8};
 
 /// Compute capability and first cuBLASLt whose products take a scale for each row (NVIDIA's
@@ -62,10 +62,10 @@ pub(super) fn line_maxima(cuda: &Cuda, &op::LineMaxima { x, rows, columns }: &op
 }
 
 pub(super) fn quantize(cuda: &Cuda, &op::Quantize { x, rows, columns }: &op::Quantize) {
-    for (maxima, to) in rows.iter().chain(&columns) {
-        scales(cuda, *maxima, to);
+    for QuantizedBy { maxima, to } in rows.iter().chain(&columns) {
+        scales(cuda, *maxima, &to.to);
     }
-    let [rows, columns] = [rows, columns].map(|to| to.map(|(_, to)| to));
+    let [rows, columns] = [rows, columns].map(|lines| lines.map(|lines| lines.to.to));
     let Some(Quantized { format, .. }) = columns.or(rows) else { return };
     let [row_codes, column_codes] = [rows, columns].map(|to| to.map(|to| to.codes));
     let (grid, vector_rows) = Grid::rows(x, row_codes);
@@ -95,13 +95,15 @@ pub(super) fn quantize(cuda: &Cuda, &op::Quantize { x, rows, columns }: &op::Qua
 }
 
 pub(super) fn quantize_rows(cuda: &Cuda, op: &op::QuantizeRows) {
-    let op::QuantizeRows { x, to, columns } = *op;
+    let op::QuantizeRows { x, to: out, columns } = *op;
+    let to = out.to;
     let shared = if columns.is_some() { x.cols * size_of::<f32>() } else { 0 };
     if shared > cuda.device.shared_memory {
         // The maxima of such wide rows do not fit: read twice.
         let maxima = Tensor::at(cuda.scratch(x.rows * size_of::<f32>()), 1, x.rows, DType::F32);
         line_maxima(cuda, &op::LineMaxima { x, rows: Some(maxima.set()), columns });
-        return quantize(cuda, &op::Quantize { x, rows: Some((maxima, to)), columns: None });
+        let rows = Some(QuantizedBy { maxima, to: out });
+        return quantize(cuda, &op::Quantize { x, rows, columns: None });
     }
     columns.iter().for_each(|out| clear(cuda, out));
     let arguments = arguments!(Fp8OwnRows {

@@ -89,9 +89,7 @@ pub(super) fn norm_residual_backward(cuda: &Cuda, op: &op::NormResidualBackward)
         backward(cuda, norm_op);
         return residual_backward(cuda, residual_op);
     }
-    let to = dbranch.to;
     let (norm, grid) = backward_arguments(cuda, norm_op, 3);
-    let dbranch = (!residual_op.keeps_dy()).then_some(to);
     let arguments = arguments!(NormResidualBackward { norm, dbranch, drop });
     let kernels = [
         typed!("norm_residual_backward_wide1", x.dtype),
@@ -99,7 +97,7 @@ pub(super) fn norm_residual_backward(cuda: &Cuda, op: &op::NormResidualBackward)
         typed!("norm_residual_backward_long", x.dtype),
         typed!("norm_residual_backward_any", x.dtype),
     ];
-    let (kernel, threads) = kernel_for(cuda, kernels, norm_op, Some(to));
+    let (kernel, threads) = kernel_for(cuda, kernels, norm_op, dbranch.map(|out| out.to));
     cuda.launch(kernel, Grid { threads: [threads, 1], ..grid }, arguments);
     add_all(cuda, &norm, grid, [Some(dscale), dshift, dbias]);
 }

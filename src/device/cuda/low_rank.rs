@@ -3,7 +3,7 @@
 use super::Cuda;
 use super::args::{self, arguments};
 use super::launch::Grid;
-use crate::op;
+use crate::{InPlace, op};
 use std::ptr::null_mut;
 
 /// Matrices of one launch, and threads of the block that each of them has.
@@ -17,7 +17,7 @@ pub(super) fn axpy(cuda: &Cuda, &op::Axpy { a, factor, x, y }: &op::Axpy) {
 }
 
 pub(super) fn orthogonalize(cuda: &Cuda, op: &op::Orthogonalize) {
-    let mut left = op.xs;
+    let InPlace(mut left) = op.xs;
     while let [first, ..] = left {
         let alike = left
             .iter()

@@ -38,7 +38,7 @@ mod query_key;
 mod timeline;
 
 pub use attention::{LargestLaunch, largest_launches};
-pub use device::{Identity, Launched};
+pub use device::Launched;
 pub use graph::GRAPHS;
 pub use launch::{Kernels, kernels};
 pub use preflight::{
@@ -46,10 +46,10 @@ pub use preflight::{
 };
 pub use profile::Profiled;
 
-use super::op::{self, call_of_op, every_op};
+use super::op::{self, run_op};
 use super::{
-    Backend, Dead, Fp8Scaling, Graph, Home, Op, OpTimes, OutOfMemory, Section, Tensor, Timeline,
-    Transfer,
+    Backend, Dead, Fp8Scaling, Graph, Home, Identity, Op, OpTimes, OutOfMemory, Section, Tensor,
+    Timeline, Transfer,
 };
 use crate::cpu::Cpu;
 use base::{Bytes, DType, Moment, Problems};
@@ -64,12 +64,6 @@ pub const WORKSPACE: Bytes = Bytes((SCRATCH + memory::DEVICE_STAGING) as u64);
 pub const LOGITS_CHUNK: Bytes = Bytes(512 << 20);
 /// Bytes of scratch for cuBLASLt and for sums in parts: twice NVIDIA's recommendation for Hopper.
 const SCRATCH: usize = 64 << 20;
-
-/// Part of a GPU's memory that ranks leave free, for what CUDA and NCCL allocate after the start:
-/// kernels, graphs, stacks, buffers of algorithms. 1 GiB, or less of a small GPU.
-pub fn headroom(total: Bytes) -> Bytes {
-    Bytes((total.0 / 64).min(1 << 30))
-}
 
 /// One GPU.
 pub struct Cuda {
@@ -203,7 +197,8 @@ impl Backend for Cuda {
         let address = self.memory.reserve_host(&self.device, bytes);
         let available = host.shared_memory();
         let address = address.ok_or(OutOfMemory { home, asked, available })?;
-        host.run(op::Zero { x: Tensor::at(address, 1, bytes, DType::U8).in_memory(home) });
+        let x = Tensor::at(address, 1, bytes, DType::U8).in_memory(home);
+        host.run(op::Zero { x: x.set() });
         Ok(address)
     }
 
@@ -289,6 +284,6 @@ impl Backend for Cuda {
     }
 
     fn enqueue(&self, op: &Op) {
-        every_op!(call_of_op self op)
+        run_op!(self, op)
     }
 }

@@ -1,39 +1,13 @@
-//! State of a GPU: clock, power, temperature and faults, read by NVIDIA's management library (NVML).
-//! The library is part of the driver. A machine without it, or a GPU that does not report a value, has
-//! no readings.
+//! Monitor of a GPU by NVIDIA's management library (NVML), which is part of the driver. A machine
+//! without it, or a GPU that does not report a value, has no readings.
 //!
 //! The declarations are those of nvml.h: handles are pointers, results ints of which 0 is success.
 
 use super::library::{Library, Symbol};
+use crate::{Faults, Health, Monitor};
 use std::ffi::{CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::path::PathBuf;
 use std::ptr::null_mut;
-
-/// Readings of one GPU, each None if it does not report the value.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Health {
-    /// Clock of the multiprocessors, MHz.
-    pub gpu_mhz: Option<u32>,
-    /// Power, W.
-    pub gpu_watts: Option<f64>,
-    /// Temperature of the chip, °C.
-    pub gpu_celsius: Option<u32>,
-}
-
-/// Faults that a GPU reports.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Faults {
-    /// ECC errors since the driver was loaded that could not be corrected.
-    pub uncorrected: u64,
-    /// Whether rows or pages of its memory will be replaced when it is reset.
-    pub rows_pending: bool,
-    /// Whether they could not be replaced: no spare ones remain.
-    pub remap_failed: bool,
-    /// Whether the GPU no longer responds.
-    pub lost: bool,
-    /// Xid errors since the last reading, in their order.
-    pub xids: Vec<u64>,
-}
 
 type Handle = *mut c_void;
 
@@ -73,7 +47,7 @@ struct Counters {
 }
 
 /// Handle of one GPU, and the functions of NVML that read it.
-pub struct Monitor {
+pub struct NvmlMonitor {
     gpu: Handle,
     clock: unsafe extern "C" fn(Handle, c_int, *mut c_uint) -> c_int,
     power: unsafe extern "C" fn(Handle, *mut c_uint) -> c_int,
@@ -85,12 +59,12 @@ pub struct Monitor {
 
 // SAFETY: NVML may be called from any thread (nvml.h: "the library is thread-safe"); handles are valid
 // until NVML is shut down, which gptrain never does.
-unsafe impl Send for Monitor {}
+unsafe impl Send for NvmlMonitor {}
 
-impl Monitor {
+impl NvmlMonitor {
     /// Opens the GPU with this UUID (`GPU-…`, also that of a slice of one, which NVML calls `MIG-…`).
     /// None if there is no NVML, or it has no such GPU.
-    pub fn open(folders: &[PathBuf], uuid: &str) -> Option<Monitor> {
+    pub fn open(folders: &[PathBuf], uuid: &str) -> Option<NvmlMonitor> {
         let library = Library::open(folders, &["libnvidia-ml.so.1", "libnvidia-ml.so"]).ok()?;
         let symbol = |name: &str| library.symbol(name);
         let slice = CString::new(uuid.replacen("GPU-", "MIG-", 1)).ok()?;
@@ -109,7 +83,7 @@ impl Monitor {
             if !known {
                 return None;
             }
-            Monitor {
+            NvmlMonitor {
                 gpu,
                 clock: symbol("nvmlDeviceGetClockInfo")?.cast(),
                 power: symbol("nvmlDeviceGetPowerUsage")?.cast(),
@@ -120,9 +94,10 @@ impl Monitor {
         };
         Some(monitor)
     }
+}
 
-    /// Reads the present faults; some milliseconds.
-    pub fn faults(&self) -> Faults {
+impl Monitor for NvmlMonitor {
+    fn faults(&self) -> Faults {
         let gpu = self.gpu;
         let mut faults = Faults::default();
         let Counters { ecc, rows, pages, events } = &self.counters;
@@ -162,8 +137,7 @@ impl Monitor {
         faults
     }
 
-    /// Reads the present state; some milliseconds.
-    pub fn read(&self) -> Health {
+    fn health(&self) -> Health {
         let value = |read: &dyn Fn(*mut c_uint) -> c_int| {
             let mut value = 0;
             (read(&mut value) == 0).then_some(value)

@@ -3,7 +3,7 @@
 use super::Cuda;
 use super::args::{self, arguments};
 use super::launch::{Grid, typed, vector, wide};
-use crate::{AdamW, AdamWUpdate, Backend, Home, Out, Scaler, Scaling, Tensor, op};
+use crate::{AdamW, AdamWUpdate, Backend, Home, InPlace, Out, Scaler, Scaling, Tensor, op};
 use base::DType;
 use std::ptr::{null, null_mut};
 
@@ -104,8 +104,9 @@ pub(super) fn clip(cuda: &Cuda, &op::Clip { sums, scale, max_norm, y }: &op::Cli
 }
 
 pub(super) fn loss_scale_step(cuda: &Cuda, op: &op::LossScaleStep) {
-    let op::LossScaleStep { scaling, scaler, factor, status } = *op;
-    let (Scaler { scale, counts }, Scaling { growth, window, hysteresis, min }) = (scaler, scaling);
+    let op::LossScaleStep { scaling, scaler, factor: InPlace(factor), status } = *op;
+    let InPlace(Scaler { scale, counts }) = scaler;
+    let Scaling { growth, window, hysteresis, min } = scaling;
     let arguments = arguments!(LossScaleStep {
         factor,
         status,
@@ -120,8 +121,9 @@ pub(super) fn loss_scale_step(cuda: &Cuda, op: &op::LossScaleStep) {
 }
 
 pub(super) fn skip_above(cuda: &Cuda, op: &op::SkipAbove) {
-    let op::SkipAbove { limits, loss, norm, scaler, factor, status } = *op;
-    let counts = scaler.counts;
+    let op::SkipAbove { limits, loss, norm, factor: InPlace(factor), .. } = *op;
+    let InPlace(counts) = op.counts;
+    let InPlace(status) = op.status;
     let max_loss = limits.loss;
     let max_norm = limits.norm;
     let arguments =
@@ -161,9 +163,9 @@ pub(super) fn adamw(cuda: &Cuda, &op::AdamW { scalars, updates }: &op::AdamW) {
         for (t, i) in some.into_iter().enumerate() {
             let AdamWUpdate { rule, grad, master, m, v, weight } = updates[i];
             arguments.grad[t] = grad.addr() as _;
-            arguments.master[t] = master.addr() as _;
-            (arguments.m[t], arguments.v[t]) = (m.addr() as _, v.addr() as _);
-            arguments.weight[t] = if weight == master { null_mut() } else { weight.addr() as _ };
+            arguments.master[t] = master.0.addr() as _;
+            (arguments.m[t], arguments.v[t]) = (m.0.addr() as _, v.0.addr() as _);
+            arguments.weight[t] = weight.map_or(null_mut(), |out| out.to.addr() as _);
             arguments.numel[t] = grad.numel() as u64;
             (arguments.keep[t], arguments.lr_scale[t]) = (rule.keep(), rule.lr_scale);
             pieces += grad.numel().div_ceil(ADAMW_PIECE);
@@ -177,7 +179,8 @@ pub(super) fn adamw(cuda: &Cuda, &op::AdamW { scalars, updates }: &op::AdamW) {
 /// Key that selects AdamW's kernel: dtypes of the gradient and the weight, and whether threads
 /// move 16 bytes at a time.
 fn kind_of(update: &AdamWUpdate) -> (DType, DType, bool) {
-    let AdamWUpdate { grad, master, m, v, weight, .. } = *update;
-    let vector = vector(grad.numel(), DType::BF16, [grad, master, m, v, weight]);
+    let AdamWUpdate { grad, master, m, v, .. } = *update;
+    let weight = update.weight();
+    let vector = vector(grad.numel(), DType::BF16, [grad, master.0, m.0, v.0, weight]);
     (grad.dtype, weight.dtype, vector)
 }

@@ -1,12 +1,13 @@
 //! Opens the libraries and the GPU. The error names what is missing, with a remedy.
 
 use super::attention::{self, Hopper};
-use super::device::{Device, Identity, SmMargin};
+use super::device::{Device, SmMargin};
 use super::driver;
 use super::graph::GRAPHS;
 use super::launch::{ADA, AMPERE, Kernels, VOLTA};
 use super::library::{Library, call};
 use super::lt;
+use crate::Identity;
 use base::{DType, Problems};
 use cudarc::cublaslt::sys;
 use std::path::PathBuf;

@@ -14,25 +14,25 @@ pub(super) const WARPS: usize = 8;
 const CHUNK: usize = 64;
 const BLOCKS: usize = 1056;
 
-pub(super) fn forward(cuda: &Cuda, &op::QueryKey { qkv, how, y }: &op::QueryKey) {
-    let arguments = shared_arguments(qkv, &how, qkv, y.to);
-    let grid = Grid::line(number(qkv, &how).div_ceil(WARPS), 32 * WARPS);
+pub(super) fn forward(cuda: &Cuda, &op::QueryKey { qkv, transform, y }: &op::QueryKey) {
+    let arguments = shared_arguments(Some(qkv), &transform, qkv, y.to);
+    let grid = Grid::line(count_heads(qkv, &transform).div_ceil(WARPS), 32 * WARPS);
     cuda.launch(typed!("query_key", qkv.dtype), grid, arguments);
 }
 
 pub(super) fn backward(cuda: &Cuda, op: &op::QueryKeyBackward) {
-    let op::QueryKeyBackward { dy, qkv, how, dx, dquery, dkey } = *op;
-    let all = number(qkv, &how);
-    let d = how.heads.dim;
+    let op::QueryKeyBackward { dy, qkv, transform, dx, dquery, dkey } = *op;
+    let all = count_heads(dy, &transform);
+    let d = transform.heads.dim;
     let chunk = all.div_ceil(BLOCKS).max(CHUNK);
     let blocks = all.div_ceil(chunk).max(1);
-    let parts = how
+    let parts = transform
         .norm
         .map(|_| cuda.scratch(blocks * 2 * d * size_of::<f32>()));
-    let common = shared_arguments(qkv, &how, dy, dx.to);
+    let common = shared_arguments(qkv, &transform, dy, dx.to);
     let arguments = arguments!(QueryKey { dy, parts: parts.unwrap_or(0), chunk, ..common });
     let grid = Grid::line(blocks, 32 * WARPS);
-    cuda.launch(typed!("query_key_backward", qkv.dtype), grid, arguments);
+    cuda.launch(typed!("query_key_backward", dy.dtype), grid, arguments);
     for (i, out) in dquery.into_iter().chain(dkey).enumerate() {
         let parts = arguments.parts as usize + i * d * size_of::<f32>();
         add_parts(cuda, parts, 2 * d, blocks, out);
@@ -40,14 +40,19 @@ pub(super) fn backward(cuda: &Cuda, op: &op::QueryKeyBackward) {
 }
 
 /// Heads of all rows: of queries, keys and values.
-fn number(qkv: Tensor, how: &QueryKey) -> usize {
-    qkv.rows * (how.heads.query + 2 * how.heads.kv)
+fn count_heads(qkv: Tensor, transform: &QueryKey) -> usize {
+    qkv.rows * (transform.heads.query + 2 * transform.heads.kv)
 }
 
 /// Arguments that forward and backward share. Values are copied unless `to` is `from`.
-fn shared_arguments(qkv: Tensor, how: &QueryKey, from: Tensor, to: Tensor) -> args::QueryKey {
-    let norm = how.norm;
-    let rotation = how.rotation;
+fn shared_arguments(
+    qkv: Option<Tensor>,
+    transform: &QueryKey,
+    from: Tensor,
+    to: Tensor,
+) -> args::QueryKey {
+    let norm = transform.norm;
+    let rotation = transform.rotation;
     arguments!(QueryKey {
         qkv,
         dy: null(),
@@ -57,10 +62,10 @@ fn shared_arguments(qkv: Tensor, how: &QueryKey, from: Tensor, to: Tensor) -> ar
         positions: rotation.map(|rotation| rotation.positions),
         table: rotation.map(|rotation| rotation.table),
         parts: null_mut(),
-        rows: qkv.rows,
-        heads: how.heads.query,
-        kv: how.heads.kv,
-        d: how.heads.dim,
+        rows: from.rows,
+        heads: transform.heads.query,
+        kv: transform.heads.kv,
+        d: transform.heads.dim,
         chunk: 0u32,
         eps: norm.map_or(0.0, |norm| norm.eps),
         copy: from != to,

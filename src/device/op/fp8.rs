@@ -1,21 +1,11 @@
 //! Ops of fp8 matrices. x has any float dtype.
 
-use super::product::{check_epilogue, with_epilogue};
-use super::{Accesses, Spec, reads};
-use crate::{Epilogue, FP8_PRODUCT, Fp8Scaling, Lines, Out, Quantized, Tensor, Work};
+use super::product::check_epilogue;
+use super::{Fp8Gemm, LineMaxima, Quantize, QuantizeRows, Spec};
+use crate::{Epilogue, Fp8Scaling, Lines, Out, Quantized, QuantizedBy, Tensor, Work};
 use base::{DType, Fp8};
 
-/// rows[0, i] = the largest magnitude in row i, or NaN if it contains a NaN, f32 [1, rows]; the
-/// same for columns. Reads x once.
-#[derive(Clone, Copy, Debug)]
-pub struct LineMaxima {
-    pub x: Tensor,
-    pub rows: Option<Out>,
-    pub columns: Option<Out>,
-}
-
 impl Spec for LineMaxima {
-    const NAME: &'static str = "quantize";
     fn check(&self) {
         check_maxima(self.x, Lines::Rows, self.rows);
         check_maxima(self.x, Lines::Columns, self.columns);
@@ -29,9 +19,6 @@ impl Spec for LineMaxima {
             .moving(outs)
             .moving([self.x])
     }
-    fn tensors(&self) -> Accesses {
-        reads([self.x]).write(self.rows).write(self.columns)
-    }
 }
 
 fn check_maxima(x: Tensor, lines: Lines, out: Option<Out>) {
@@ -40,98 +27,48 @@ fn check_maxima(x: Tensor, lines: Lines, out: Option<Out>) {
     assert_eq!(to.dtype, DType::F32, "maxima");
 }
 
-/// Quantizes the rows of x, its columns or both, and overwrites codes and scales. Each comes with
-/// the maxima of all shares, f32 [shares, lines], of which it uses the largest: scale = maximum /
-/// largest number of the format, at least `SMALLEST` / that; code = `Fp8::encode` of number · (1 /
-/// scale), in f32. Equal bits on every device. A non-finite number makes its line (`TensorWise`:
-/// the matrix) give NaN in products. Reads x once.
-#[derive(Clone, Copy, Debug)]
-pub struct Quantize {
-    pub x: Tensor,
-    pub rows: Option<(Tensor, Quantized)>,
-    pub columns: Option<(Tensor, Quantized)>,
-}
-
-impl Quantize {
-    fn each(&self) -> impl Iterator<Item = (Tensor, Quantized)> + use<> {
-        [self.rows, self.columns].into_iter().flatten()
-    }
-}
-
 impl Spec for Quantize {
-    const NAME: &'static str = "quantize";
     fn check(&self) {
         for (lines, to) in Lines::BOTH.into_iter().zip([self.rows, self.columns]) {
-            let Some((maxima, to)) = to else { continue };
-            check_quantized(&to, self.x, lines, maxima);
+            let Some(QuantizedBy { maxima, to }) = to else { continue };
+            check_quantized(to, self.x, lines, maxima);
         }
-        let format = |to: Option<(Tensor, Quantized)>| to.map(|(_, to)| to.format);
-        let rows = format(self.rows);
-        let columns = format(self.columns);
-        assert_eq!(rows.or(columns), columns.or(rows), "rows and columns of one format");
+        if let (Some(rows), Some(columns)) = (self.rows, self.columns) {
+            assert_eq!(rows.to.to.format, columns.to.to.format, "rows and columns of one format");
+        }
     }
     fn cost(&self) -> Work {
-        let moved = self
-            .each()
-            .flat_map(|(maxima, to)| [maxima, to.scales, to.codes]);
-        Work::op(self.each().count() * self.x.numel())
-            .moving(moved)
-            .moving([self.x])
-    }
-    fn tensors(&self) -> Accesses {
-        self.each().fold(reads([self.x]), |all, (maxima, to)| {
-            all.read([maxima]).write([to.scales.set(), to.codes.set()])
-        })
+        let mut work = Work::op(0).moving([self.x]);
+        for QuantizedBy { maxima, to } in self.rows.iter().chain(&self.columns) {
+            work = work.with_flops(self.x.numel());
+            work = work.moving([*maxima, to.to.scales, to.to.codes]);
+        }
+        work
     }
 }
 
-/// Panics unless `to` can hold the lines of x, whose maxima are f32 [shares, lines].
-fn check_quantized(to: &Quantized, x: Tensor, lines: Lines, maxima: Tensor) {
+/// Panics unless `out` can hold the lines of x, whose maxima are f32 [shares, lines].
+fn check_quantized(out: Out<Quantized>, x: Tensor, lines: Lines, maxima: Tensor) {
+    assert!(!out.add, "codes are overwritten");
     let [count, depth] = lines.shape(x);
-    let Quantized { codes, scales, .. } = *to;
+    let Quantized { codes, scales, .. } = out.to;
     assert_eq!((codes.rows, codes.cols, codes.dtype), (count, depth, DType::U8), "codes");
     assert_eq!((scales.numel(), scales.dtype), (count, DType::F32), "scales");
     assert_eq!((maxima.cols, maxima.dtype), (count, DType::F32), "maxima");
 }
 
-/// Quantizes rows, `RowWise`, by their own maxima. Also computes the maxima of columns, f32 [1,
-/// columns]. Reads x once.
-#[derive(Clone, Copy, Debug)]
-pub struct QuantizeRows {
-    pub x: Tensor,
-    pub to: Quantized,
-    pub columns: Option<Out>,
-}
-
 impl Spec for QuantizeRows {
-    const NAME: &'static str = "quantize";
     fn check(&self) {
-        check_quantized(&self.to, self.x, Lines::Rows, self.to.scales);
-        assert_eq!(self.to.scaling, Fp8Scaling::RowWise, "maxima of rows scale them");
+        check_quantized(self.to, self.x, Lines::Rows, self.to.to.scales);
+        assert_eq!(self.to.to.scaling, Fp8Scaling::RowWise, "maxima of rows scale them");
         check_maxima(self.x, Lines::Columns, self.columns);
     }
     fn cost(&self) -> Work {
-        let columns = self.columns.map(|out| out.to);
-        let work = Work::op(2 * self.x.numel()).moving([self.x, self.to.scales, self.to.codes]);
-        work.moving(columns)
+        let Quantized { codes, scales, .. } = self.to.to;
+        Work::op(2 * self.x.numel())
+            .moving([self.x, scales, codes])
+            .moving(self.columns.map(|out| out.to))
     }
-    fn tensors(&self) -> Accesses {
-        let Quantized { codes, scales, .. } = self.to;
-        reads([self.x])
-            .write([scales.set(), codes.set()])
-            .write(self.columns)
-    }
-}
-
-/// C (+)= A·Bᵀ, summed in f32, then the epilogue, which cannot be `BiasBackward`. C bf16 or f32;
-/// accumulates only without epilogue. At most one of A and B is E5M2. m, n and k are multiples of
-/// 16 on GPUs.
-#[derive(Clone, Copy, Debug)]
-pub struct Fp8Gemm {
-    pub a: Quantized,
-    pub b: Quantized,
-    pub c: Out,
-    pub then: Epilogue,
 }
 
 impl Fp8Gemm {
@@ -142,7 +79,6 @@ impl Fp8Gemm {
 }
 
 impl Spec for Fp8Gemm {
-    const NAME: &'static str = FP8_PRODUCT;
     fn check(&self) {
         let Fp8Gemm { a, b, c, then } = *self;
         let [m, n, k] = self.size();
@@ -161,9 +97,5 @@ impl Spec for Fp8Gemm {
             .moving([a.codes, b.codes])
             .moving(then.matrix())
             .moving_out(c)
-    }
-    fn tensors(&self) -> Accesses {
-        let Fp8Gemm { a, b, c, then } = *self;
-        with_epilogue(then, reads([a.codes, a.scales, b.codes, b.scales]).write([c]))
     }
 }

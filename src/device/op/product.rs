@@ -1,19 +1,8 @@
 //! Matrix products.
 
-use super::{Accesses, Spec, assert_like, reads};
+use super::{Gemm, Spec, assert_like};
 use crate::{Epilogue, Out, Tensor, Work};
 use base::DType;
-
-/// C (+)= A·B in the layout `kind`, then the epilogue. A and B of one dtype; C of theirs, or f32.
-/// With `add` the epilogue must be `Nothing` or `BiasBackward`.
-#[derive(Clone, Copy, Debug)]
-pub struct Gemm {
-    pub kind: crate::Gemm,
-    pub a: Tensor,
-    pub b: Tensor,
-    pub c: Out,
-    pub then: Epilogue,
-}
 
 impl Gemm {
     /// C (+)= A·B without an epilogue.
@@ -29,7 +18,6 @@ impl Gemm {
 }
 
 impl Spec for Gemm {
-    const NAME: &'static str = "gemm";
     fn check(&self) {
         let Gemm { kind, a, b, c, then } = *self;
         let (m, k) = if kind == crate::Gemm::TN { (a.cols, a.rows) } else { (a.rows, a.cols) };
@@ -55,20 +43,6 @@ impl Spec for Gemm {
             .moving([a, b])
             .moving(then.matrix())
             .moving_out(c)
-    }
-    fn tensors(&self) -> Accesses {
-        with_epilogue(self.then, reads([self.a, self.b]).write([self.c]))
-    }
-}
-
-/// Adds the tensors of an epilogue.
-pub(super) fn with_epilogue(then: Epilogue, all: Accesses) -> Accesses {
-    match then {
-        Epilogue::Nothing => all,
-        Epilogue::Bias(bias) => all.read([bias]),
-        Epilogue::BiasGelu { bias, pre, .. } => all.read(bias).write([pre.set()]),
-        Epilogue::GeluBackward { pre, .. } => all.read([pre]),
-        Epilogue::BiasBackward(db) => all.write([db]),
     }
 }
 

@@ -3,8 +3,8 @@
 //!
 //! | ZeRO | a later micro-batch starts | it ends | the last one ends |
 //! |---|---|---|---|
-//! | 0, 1 | from the running sums, fetched | the sums are copied back | reduced; the own share is copied |
-//! | 2, 3 | from zeros | reduced; the running sums are added to the own share, which is copied | the same |
+//! | 0, 1 | from the running sums, fetched | the sums are copied back | reduced; this rank's shard is copied |
+//! | 2, 3 | from zeros | reduced; the running sums are added to this rank's shard, which is copied | the same |
 //!
 //! Every sum is taken on the same device and in the same order as without offload, so the bits are
 //! equal. The host computes nothing and nothing waits for it. Three buffers: one is computed in,
@@ -24,13 +24,13 @@ pub type Squares = Vec<Vec<(Vec<Tensor>, Tensor)>>;
 /// Device buffers for the norm of gradients on the host.
 pub struct Norms {
     pub squares: Squares,
-    /// ZeRO 2 and 3: two of f32 [1, n], n the longest share: running sums from the host.
+    /// ZeRO 2 and 3: two buffers f32 [1, n] for running sums from the host; n is the longest shard.
     pub sums: Option<[Tensor; 2]>,
 }
 
 impl Norms {
-    /// Reserves buffers for the sums of shares.
-    pub fn sums(level: u8, buckets: &[BucketState], arena: &Arena) -> Option<[Tensor; 2]> {
+    /// Reserves the buffers `Norms::sums`.
+    pub fn plan_sums(level: u8, buckets: &[BucketState], arena: &Arena) -> Option<[Tensor; 2]> {
         let longest = buckets
             .iter()
             .map(|bucket| bucket.own.len())
@@ -73,80 +73,79 @@ impl HostGrads {
 
     /// Prepares the buffer of a block for its backward, and starts the fetch for the next block. No
     /// reduction may be running in the buffer.
-    pub fn prepare(&self, params: &ShardedParams, number: usize) {
-        let bucket = &params.buckets[number];
+    pub fn prepare(&self, params: &ShardedParams, index: usize) {
+        let bucket = &params.buckets[index];
         if bucket.host_grads.is_none() {
             return;
         }
-        self.begin_fetch(params, number);
-        self.join(params.be, &self.fetches, number);
-        self.holds[number % 3].set(None);
-        if params.level >= 2 || self.stored[number].get() == 0 {
-            params.be.run(op::Zero { x: bucket.grads });
+        self.begin_fetch(params, index);
+        self.join(params.be, &self.fetches, index);
+        self.holds[index % 3].set(None);
+        if params.level >= 2 || self.stored[index].get() == 0 {
+            params.be.run(op::Zero { x: bucket.grads.set() });
         }
         // Copies out the gradients reduced during the previous block, during this one.
-        params.accumulate_shard((number + 2) % 3);
-        let next = number
+        params.accumulate_shard((index + 2) % 3);
+        let next = index
             .checked_sub(1)
-            .filter(|b| params.buckets[*b].module == Module::Block);
+            .filter(|next| params.buckets[*next].module == Module::Block);
         // The next block's buffer is free unless gradients are being reduced in it.
-        let free = self.stored[number].get() + 1 < self.micros.get() || !params.reduces();
-        if let Some(next) = next.filter(|_| params.level < 2 && free) {
+        let is_free = self.stored[index].get() + 1 < self.micros.get() || !params.has_replicas();
+        if let Some(next) = next.filter(|_| params.level < 2 && is_free) {
             self.begin_fetch(params, next);
         }
     }
 
     /// Starts fetching the running sums of a block into its buffer, which must be unused.
-    fn begin_fetch(&self, params: &ShardedParams, number: usize) {
+    fn begin_fetch(&self, params: &ShardedParams, index: usize) {
         let be = params.be;
-        let holds = &self.holds[number % 3];
-        if holds.get() == Some(number) {
+        let holds = &self.holds[index % 3];
+        if holds.get() == Some(index) {
             return;
         }
-        let in_buffer = (0..params.buckets.len()).filter(|other| other % 3 == number % 3);
-        for other in in_buffer {
+        for other in (index % 3..params.buckets.len()).step_by(3) {
             self.join(be, &self.fetches, other);
             self.join(be, &self.stores, other);
         }
-        let bucket = &params.buckets[number];
-        let has_sums = params.level < 2 && self.stored[number].get() > 0;
+        let bucket = &params.buckets[index];
+        let has_sums = params.level < 2 && self.stored[index].get() > 0;
         if let Some(host) = bucket.host_grads.filter(|_| has_sums) {
-            self.fetches.borrow_mut()[number] = Some(be.transfer(host, bucket.grads));
-            holds.set(Some(number));
+            self.fetches.borrow_mut()[index] = Some(be.transfer(host, bucket.grads));
+            holds.set(Some(index));
         }
     }
 
-    /// Copies the running sums to the host. After every micro-batch but the last, at ZeRO 0 and 1.
-    pub fn store_sums(&self, be: &dyn Backend, number: usize, bucket: &BucketState) {
+    /// Copies the running sums to the host. Called after every micro-batch but the last, at ZeRO 0 and 1.
+    pub fn store_sums(&self, be: &dyn Backend, index: usize, bucket: &BucketState) {
         let Some(host) = bucket.host_grads else { return };
-        self.stores.borrow_mut()[number] = Some(be.transfer(bucket.grads, host));
-        self.stored[number].set(self.stored[number].get() + 1);
+        self.stores.borrow_mut()[index] = Some(be.transfer(bucket.grads, host));
+        self.stored[index].set(self.stored[index].get() + 1);
     }
 
     /// Stores the reduced gradients of a micro-batch; `part` is their place in the block's buffer.
     pub fn store_reduced(
         &self,
         params: &ShardedParams,
-        number: usize,
+        index: usize,
         part: Tensor,
         last_micro: bool,
     ) {
         let be = params.be;
-        let bucket = &params.buckets[number];
-        let stored = self.stored[number].get();
+        let bucket = &params.buckets[index];
+        let stored = self.stored[index].get();
         if let Some(sums) = self.norms.sums.filter(|_| stored > 0) {
-            let so_far = sums[number % 2].span(0, part.numel());
-            self.join(be, &self.stores, number);
+            let so_far = sums[index % 2].span(0, part.numel());
+            self.join(be, &self.stores, index);
             be.join_transfer(be.transfer(bucket.own_grads, so_far));
             be.run(op::Copy { x: so_far, y: part.add() });
         }
         if last_micro {
-            for (grads, sums) in &self.norms.squares[number] {
+            for (grads, sums) in &self.norms.squares[index] {
                 be.run(op::SquareSums { xs: grads, y: sums.set() });
             }
         }
-        self.stores.borrow_mut()[number] = Some(be.transfer(part, bucket.own_grads));
-        self.stored[number].set(stored + 1);
+        self.stores.borrow_mut()[index] = Some(be.transfer(part, bucket.own_grads));
+        self.stored[index].set(stored + 1);
     }
 
     /// Waits until all gradients are on the host.
@@ -159,8 +158,8 @@ impl HostGrads {
     }
 
     /// Orders everything enqueued from now on after the transfer of a bucket, if one is in flight.
-    fn join(&self, be: &dyn Backend, transfers: &RefCell<Vec<Option<Transfer>>>, number: usize) {
-        if let Some(transfer) = transfers.borrow_mut()[number].take() {
+    fn join(&self, be: &dyn Backend, transfers: &RefCell<Vec<Option<Transfer>>>, index: usize) {
+        if let Some(transfer) = transfers.borrow_mut()[index].take() {
             be.join_transfer(transfer);
         }
     }

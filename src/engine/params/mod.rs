@@ -39,7 +39,7 @@ pub struct ShardedParams<'a> {
     level: u8,
     /// Sequence parallelism: gradients of unsplit weights are then partial sums.
     sequence: bool,
-    /// Whether another stage also holds the embedding, or this one holds the copy.
+    /// Whether two stages hold the embedding, and this is one of them.
     tied: bool,
     buckets: Vec<BucketState>,
     params: Vec<ParamStates>,
@@ -59,7 +59,7 @@ struct InFlight {
     gathers: Vec<Option<Pending>>,
     /// Copies of weights from the host, by bucket.
     fills: Vec<Option<Transfer>>,
-    /// Bucket whose own share each staging buffer holds or is receiving.
+    /// Bucket whose shard each staging buffer holds or is receiving.
     shares: [Option<usize>; 2],
     /// Reductions of gradients.
     reductions: Vec<Pending>,
@@ -144,20 +144,20 @@ impl<'a> ShardedParams<'a> {
         self.cast_master_to_model();
     }
 
-    /// Sets the states that serve the exchange of gradients to their initial values.
+    /// Sets the states of gradient compression (`Extent::serves_exchange`) to their initial values.
     pub fn init_exchange(&self, seed: u64) {
         self.init_states(seed, |state| state.extent.serves_exchange());
     }
 
     fn init_states(&self, seed: u64, selected: impl Fn(&StateSpec) -> bool) {
         let mut values = Vec::new();
-        for kept in &self.params {
-            let param = &kept.param;
-            for (state, range, at) in kept.states().filter(|(state, ..)| selected(state)) {
+        for states in &self.params {
+            let param = &states.param;
+            for (state, range, at) in states.iter().filter(|(state, ..)| selected(state)) {
                 match state.init {
                     Initial::CastOf(_) => continue,
                     Initial::Zero => {
-                        self.be.run(op::Zero { x: at });
+                        self.be.run(op::Zero { x: at.set() });
                         continue;
                     }
                     Initial::Parameter => {
@@ -202,7 +202,7 @@ impl<'a> ShardedParams<'a> {
                 self.finish_copies();
                 offload.cast(self.be, &self.params);
             }
-            None => self.params.iter().for_each(|kept| kept.cast(self.be)),
+            None => self.params.iter().for_each(|p| p.cast(self.be)),
         }
         self.begin_all_gather();
         self.wait_gathers();
@@ -213,7 +213,7 @@ impl<'a> ShardedParams<'a> {
         self.groups.tensor.all_reduce(x);
         self.groups.pipeline.all_reduce(x);
         if self.level > 0 {
-            self.groups.gradients.all_reduce(x);
+            self.groups.grad_sum.all_reduce(x);
         }
     }
 
@@ -223,7 +223,7 @@ impl<'a> ShardedParams<'a> {
     }
 
     /// See `set_compressing`. The reductions of a backward pass depend on it.
-    pub fn compressing(&self) -> bool {
+    pub fn is_compressing(&self) -> bool {
         self.compressing.get()
     }
 
@@ -233,15 +233,17 @@ impl<'a> ShardedParams<'a> {
             host.begin_step(micros);
         }
         // Buffers shared by blocks are prepared when a block starts to use them.
-        for number in (0..self.buckets.len()).filter(|number| self.window(*number).is_none()) {
-            self.zero_sums(&self.buckets[number]);
+        for (index, bucket) in self.buckets.iter().enumerate() {
+            if self.shared_buffer(index).is_none() {
+                self.zero_sums(bucket);
+            }
         }
     }
 
     /// Zeroes the gradients that ops add to from the first micro-batch on.
     fn zero_sums(&self, bucket: &BucketState) {
         for x in &bucket.grads_by_name.zeroed {
-            self.be.run(op::Zero { x: *x });
+            self.be.run(op::Zero { x: x.set() });
         }
     }
 
@@ -253,29 +255,34 @@ impl<'a> ShardedParams<'a> {
             .span(param.offset - bucket.own.start, param.numel())
     }
 
-    /// Whether a bucket's gradients are reduced after every micro-batch.
+    /// Whether a bucket's gradients are reduce-scattered after every micro-batch.
     fn scatters(&self, bucket: &BucketState) -> bool {
         self.level >= 2 && bucket.module == Module::Block
     }
 
     /// Range of a bucket's model weights that exist between two steps, and their memory.
-    pub fn present_weights(&self, kept: &BucketState, bucket: &Bucket) -> (Range<usize>, Tensor) {
-        if kept.windowed {
-            (kept.own.clone(), kept.own_weights)
+    pub fn present_weights(&self, bucket: &BucketState, layout: &Bucket) -> (Range<usize>, Tensor) {
+        if bucket.windowed {
+            (bucket.own.clone(), bucket.own_weights)
         } else {
-            (bucket.range.clone(), kept.weights)
+            (layout.range.clone(), bucket.weights)
         }
     }
 
     /// Flat model weights of the parameters whose whole bucket is present.
-    pub fn whole_weights(&self) -> impl Iterator<Item = (&Param, Tensor)> {
-        let buckets = self.layout.buckets.iter().zip(&self.buckets);
-        let present = buckets.map(|(bucket, kept)| (bucket, self.present_weights(kept, bucket)));
-        let whole = present.filter(|(bucket, (range, _))| *range == bucket.range);
-        whole.flat_map(|(bucket, (range, weights))| {
-            let flat = move |param: &Param| weights.span(param.offset - range.start, param.numel());
-            bucket.params.iter().map(move |param| (param, flat(param)))
-        })
+    pub fn whole_weights(&self) -> Vec<(&Param, Tensor)> {
+        let mut whole = Vec::new();
+        for (layout, bucket) in self.layout.buckets.iter().zip(&self.buckets) {
+            let (range, weights) = self.present_weights(bucket, layout);
+            if range == layout.range {
+                whole.extend(
+                    layout.params.iter().map(|param| {
+                        (param, weights.span(param.offset - range.start, param.numel()))
+                    }),
+                );
+            }
+        }
+        whole
     }
 
     /// Starts gathering the updated weights.
@@ -283,9 +290,9 @@ impl<'a> ShardedParams<'a> {
         let in_flight = &mut *self.in_flight.borrow_mut();
         in_flight.gathered.whole = [None; 2];
         in_flight.shares = [None; 2];
-        for (number, bucket) in self.buckets.iter().enumerate() {
+        for (index, bucket) in self.buckets.iter().enumerate() {
             if self.level > 0 && !bucket.windowed {
-                in_flight.gathers[number] = Some(self.groups.gradients.begin(bucket.gather()));
+                in_flight.gathers[index] = Some(self.groups.grad_sum.begin(bucket.gather()));
             }
         }
     }
@@ -294,17 +301,18 @@ impl<'a> ShardedParams<'a> {
     pub fn wait_gathers(&self) {
         let in_flight = &mut *self.in_flight.borrow_mut();
         for pending in in_flight.gathers.iter_mut().filter_map(Option::take) {
-            self.groups.gradients.finish(pending);
+            self.groups.grad_sum.finish(pending);
         }
     }
 
     /// Gather state; None while a collective is in flight.
     pub fn gather_state(&self) -> Option<GatherState> {
         let in_flight = &*self.in_flight.borrow();
-        let gathers = in_flight.gathers.iter().all(Option::is_none);
-        let sums = in_flight.reductions.is_empty() && in_flight.tp_sums.is_empty();
-        let scattering = in_flight.scattering.iter().all(Option::is_none);
-        (gathers && sums && scattering).then_some(in_flight.gathered)
+        let is_idle = in_flight.gathers.iter().all(Option::is_none)
+            && in_flight.reductions.is_empty()
+            && in_flight.tp_sums.is_empty()
+            && in_flight.scattering.iter().all(Option::is_none);
+        is_idle.then_some(in_flight.gathered)
     }
 
     /// Sets the gather state after the replay of a pass.
@@ -316,12 +324,12 @@ impl<'a> ShardedParams<'a> {
     /// reductions. Called after the last micro-batch.
     pub fn finish_grads(&self) {
         if self.tied {
-            for (number, bucket) in self.buckets.iter().enumerate() {
+            for (index, bucket) in self.buckets.iter().enumerate() {
                 if matches!(bucket.module, Module::Embed | Module::TiedCopy) {
                     self.groups
                         .embedding
                         .all_reduce(bucket.grads_by_name.accumulate[Weight::TokenEmbed]);
-                    self.begin_reduction(number, MicroBatch { first: false, last: true });
+                    self.begin_reduction(index, MicroBatch { first: false, last: true });
                 }
             }
         }
@@ -332,75 +340,75 @@ impl<'a> ShardedParams<'a> {
     pub fn wait_reductions(&self) {
         (0..3).for_each(|buffer| self.accumulate_shard(buffer));
         let in_flight = &mut *self.in_flight.borrow_mut();
-        let sums = in_flight.tp_sums.drain(..);
-        sums.for_each(|pending| self.groups.tp_async.finish(pending));
-        let reductions = in_flight.reductions.drain(..);
-        reductions.for_each(|pending| self.groups.gradients.finish(pending));
+        for pending in in_flight.tp_sums.drain(..) {
+            self.groups.tp_async.finish(pending);
+        }
+        for pending in in_flight.reductions.drain(..) {
+            self.groups.grad_sum.finish(pending);
+        }
     }
 
     /// Starts summing a bucket's gradients over the ranks. Collectives run in the order in which
     /// they start, so the sums over tensor-parallel ranks precede those over replicas.
-    fn begin_reduction(&self, number: usize, micro: MicroBatch) {
+    fn begin_reduction(&self, index: usize, micro: MicroBatch) {
         let in_flight = &mut *self.in_flight.borrow_mut();
-        let bucket = &self.buckets[number];
-        let layout = &self.layout.buckets[number];
-        let tp_async = &self.groups.tp_async;
-        let partial = layout
-            .params
-            .iter()
-            .filter(|param| param.spec.partial_grad(self.sequence));
-        in_flight.tp_sums.extend(
-            tp_async.begin_all(
-                &partial
-                    .map(|param| Collective::AllReduce(param.tensor(layout, bucket.grads)))
-                    .collect::<Vec<_>>(),
-            ),
-        );
+        let bucket = &self.buckets[index];
+        let layout = &self.layout.buckets[index];
+        let mut tp_sums = Vec::new();
+        for param in &layout.params {
+            if param.spec.partial_grad(self.sequence) {
+                tp_sums.push(Collective::AllReduce(param.tensor(layout, bucket.grads)));
+            }
+        }
+        in_flight
+            .tp_sums
+            .extend(self.groups.tp_async.begin_all(&tp_sums));
         if self.compressing.get() && bucket.module == Module::Block {
             return;
         }
         let part = bucket.own_part(bucket.grads, layout.range.start);
-        let pending = self.groups.gradients.begin(match self.level {
+        let pending = self.groups.grad_sum.begin(match self.level {
             0 => Collective::AllReduce(bucket.grads),
             _ => Collective::ReduceScatter { whole: bucket.grads, part },
         });
-        match self.window(number) {
-            Some(window) => in_flight.scattering[window] = Some((number, micro, pending)),
+        match self.shared_buffer(index) {
+            Some(buffer) => in_flight.scattering[buffer] = Some((index, micro, pending)),
             None => in_flight.reductions.push(pending),
         }
     }
 
     /// Whether gradients are reduced over replicas.
-    fn reduces(&self) -> bool {
-        self.groups.gradients.size() > 1
+    fn has_replicas(&self) -> bool {
+        self.groups.grad_sum.size() > 1
     }
 
     /// Buffer of a block's gradients, if it shares one with other blocks.
-    fn window(&self, number: usize) -> Option<usize> {
-        let bucket = &self.buckets[number];
+    fn shared_buffer(&self, index: usize) -> Option<usize> {
+        let bucket = &self.buckets[index];
         let shared = bucket.host_grads.is_some() || self.scatters(bucket);
-        shared.then_some(number % if self.host_grads.is_some() { 3 } else { 2 })
+        shared.then_some(index % if self.host_grads.is_some() { 3 } else { 2 })
     }
 
-    /// Waits for the reduction in a shared buffer, and adds its result to the block's own share.
+    /// Waits for the reduction in a shared buffer, and adds its result to this rank's shard of the block.
     fn accumulate_shard(&self, buffer: usize) {
         let reduced = self.in_flight.borrow_mut().scattering[buffer].take();
-        let Some((number, micro, pending)) = reduced else { return };
-        self.groups.gradients.finish(pending);
-        let bucket = &self.buckets[number];
-        let part = bucket.own_part(bucket.grads, self.layout.buckets[number].range.start);
+        let Some((index, micro, pending)) = reduced else { return };
+        self.groups.grad_sum.finish(pending);
+        let bucket = &self.buckets[index];
+        let part = bucket.own_part(bucket.grads, self.layout.buckets[index].range.start);
         match &self.host_grads {
             None => {
                 let own = bucket.own_grads;
-                self.be
-                    .run(op::Copy { x: part, y: if micro.first { own.set() } else { own.add() } });
+                let sum = if micro.first { own.set() } else { own.add() };
+                self.be.run(op::Copy { x: part, y: sum });
                 self.zero_sums(bucket);
             }
             Some(host) => {
-                let sums = std::mem::take(&mut self.in_flight.borrow_mut().tp_sums);
-                sums.into_iter()
-                    .for_each(|pending| self.groups.tp_async.finish(pending));
-                host.store_reduced(self, number, part, micro.last);
+                let tp_sums = std::mem::take(&mut self.in_flight.borrow_mut().tp_sums);
+                for pending in tp_sums {
+                    self.groups.tp_async.finish(pending);
+                }
+                host.store_reduced(self, index, part, micro.last);
             }
         }
     }
@@ -410,8 +418,9 @@ impl<'a> ShardedParams<'a> {
     pub fn finish_copies(&self) {
         self.wait_gathers();
         let in_flight = &mut *self.in_flight.borrow_mut();
-        let fills = in_flight.fills.iter_mut().filter_map(Option::take);
-        fills.for_each(|fill| self.be.finish_transfer(fill));
+        for fill in in_flight.fills.iter_mut().filter_map(Option::take) {
+            self.be.finish_transfer(fill);
+        }
         if let Some(host) = &self.host_grads {
             host.finish(self.be);
         }
@@ -420,45 +429,45 @@ impl<'a> ShardedParams<'a> {
 
 /// Effective ZeRO level: 0 if there is only one data-parallel rank.
 pub fn zero_level(groups: &Groups, m: &Manifest) -> u8 {
-    let level = if groups.gradients.size() == 1 { 0 } else { m.topology.zero };
+    let level = if groups.grad_sum.size() == 1 { 0 } else { m.topology.zero };
     assert!(level < 2 || groups.pipeline.size() == 1, "ZeRO-{level} under a pipeline");
     level
 }
 
 impl ParamStore for ShardedParams<'_> {
-    fn weights(&self, number: usize) -> &Params {
-        let bucket = &self.buckets[number];
+    fn weights(&self, index: usize) -> &Params {
+        let bucket = &self.buckets[index];
         if bucket.windowed {
-            self.gather_block(number);
-        } else if let Some(pending) = self.in_flight.borrow_mut().gathers[number].take() {
-            self.groups.gradients.finish(pending);
+            self.gather_block(index);
+        } else if let Some(pending) = self.in_flight.borrow_mut().gathers[index].take() {
+            self.groups.grad_sum.finish(pending);
         }
         &bucket.weights_by_name
     }
 
-    fn grads(&self, number: usize, first_micro: bool) -> &Params {
-        if let Some(window) = self.window(number) {
-            self.accumulate_shard(window);
+    fn grads(&self, index: usize, first_micro: bool) -> &Params {
+        if let Some(buffer) = self.shared_buffer(index) {
+            self.accumulate_shard(buffer);
         }
         if let Some(host) = &self.host_grads {
-            host.prepare(self, number);
+            host.prepare(self, index);
         }
-        let bucket = &self.buckets[number];
+        let bucket = &self.buckets[index];
         let first = first_micro || self.scatters(bucket);
         let grads = &bucket.grads_by_name;
         if first { &grads.overwrite } else { &grads.accumulate }
     }
 
-    fn grads_done(&self, number: usize, micro: MicroBatch) {
-        let bucket = &self.buckets[number];
+    fn grads_done(&self, index: usize, micro: MicroBatch) {
+        let bucket = &self.buckets[index];
         let later = self.tied && bucket.module == Module::Embed; // `finish_grads` reduces it
         if (micro.last || self.scatters(bucket)) && !later {
-            self.begin_reduction(number, micro);
-            if let Some(window) = self.window(number).filter(|_| !self.reduces()) {
-                self.accumulate_shard(window);
+            self.begin_reduction(index, micro);
+            if let Some(buffer) = self.shared_buffer(index).filter(|_| !self.has_replicas()) {
+                self.accumulate_shard(buffer);
             }
         } else if let Some(host) = &self.host_grads {
-            host.store_sums(self.be, number, bucket);
+            host.store_sums(self.be, index, bucket);
         }
     }
 }

@@ -9,7 +9,7 @@ use super::plan::BucketState;
 use crate::arenas::Arenas;
 use crate::masters::MasterWindows;
 use crate::rule::{OptimizerRule, Step};
-use crate::states::{ParamStates, StateSpec};
+use crate::states::ParamStates;
 use base::DType;
 use device::{Arena, Backend, Home, Tensor, Transfer, op};
 use std::collections::VecDeque;
@@ -51,35 +51,29 @@ impl Offload {
         size: usize,
         staging: &Arena,
     ) -> Offload {
-        let states_of = |bucket: usize| -> Vec<&ParamStates> {
-            states
-                .iter()
-                .filter(|kept| kept.param.bucket == bucket)
-                .collect()
+        let params_of = |bucket: usize| -> Vec<&ParamStates> {
+            states.iter().filter(|p| p.param.bucket == bucket).collect()
         };
-        let ranges: Vec<(usize, Range<usize>)> = (0..buckets.len())
-            .flat_map(|i| {
-                piece_ranges(&buckets[i].own, &states_of(i), size).map(move |range| (i, range))
-            })
-            .collect();
+        let mut ranges = Vec::new();
+        for (i, bucket) in buckets.iter().enumerate() {
+            ranges.extend(piece_ranges(&bucket.own, &params_of(i), size).map(|range| (i, range)));
+        }
         let longest = ranges
             .iter()
             .map(|(_, range)| range.len())
             .max()
             .unwrap_or(0);
-        let buffer = |dtype| staging.matrix(1, longest, dtype);
-        let buffers = [0; BUFFERS].map(|_| [buffer(model), buffer(DType::F32)]);
+        let buffers = [0; BUFFERS]
+            .map(|_| [staging.matrix(1, longest, model), staging.matrix(1, longest, DType::F32)]);
+        let mut pieces = Vec::new();
+        for (i, (bucket, range)) in ranges.into_iter().enumerate() {
+            let [weights, grads] = buffers[i % BUFFERS].map(|buffer| buffer.span(0, range.len()));
+            pieces.push(Piece::new(&buckets[bucket], &params_of(bucket), range, weights, grads));
+        }
         Offload {
             scalars: staging.matrix(1, 3, DType::F32),
             updates: staging.matrix(1, 1, DType::I64),
-            pieces: ranges
-                .into_iter()
-                .enumerate()
-                .map(|(i, (number, range))| {
-                    let staged = buffers[i % BUFFERS].map(|buffer| buffer.span(0, range.len()));
-                    Piece::new(&buckets[number], &states_of(number), range, staged)
-                })
-                .collect(),
+            pieces,
             masters: None,
         }
     }
@@ -116,8 +110,8 @@ impl Offload {
     /// Whether the factor copied to the host says that the step is skipped.
     fn skips(&self, be: &dyn Backend) -> bool {
         let mut factor = 0.0f32;
-        be.host()
-            .download(self.scalars.span(0, 1), bytemuck::bytes_of_mut(&mut factor));
+        let bytes = bytemuck::bytes_of_mut(&mut factor);
+        be.host().download(self.scalars.span(0, 1), bytes);
         factor.is_nan()
     }
 
@@ -126,9 +120,7 @@ impl Offload {
         if let Some(masters) = &self.masters {
             return masters.for_each_piece(be, params, true, &mut |_, piece| piece.cast(be));
         }
-        self.for_each_piece(be, false, |piece| {
-            piece.params.iter().for_each(|kept| kept.cast(be.host()))
-        });
+        self.for_each_piece(be, false, |piece| piece.params.iter().for_each(|p| p.cast(be.host())));
     }
 
     /// Runs `work` on each piece in order, with its gradients on the host if `grads`. On return the
@@ -152,11 +144,10 @@ impl Offload {
             }
             piece.pad(be.host());
             work(piece);
-            stores.push_back(
-                piece
-                    .weights
-                    .map(|to| be.transfer(piece.staged_weights, to)),
-            );
+            let store = piece
+                .weights
+                .map(|to| be.transfer(piece.staged_weights, to));
+            stores.push_back(store);
             fetches.extend(self.pieces.get(i + BUFFERS).map(fetch));
         }
         stores.into_iter().for_each(finish);
@@ -167,16 +158,15 @@ impl Offload {
 /// columns) belongs to whole parameters, so a bucket with such a state is one piece.
 fn piece_ranges(
     own: &Range<usize>,
-    kept: &[&ParamStates],
+    params: &[&ParamStates],
     size: usize,
 ) -> impl Iterator<Item = Range<usize>> + use<> {
-    let sharded = |spec: &StateSpec| spec.extent.is_sharded() || spec.extent.serves_exchange();
-    let divides = kept
+    let is_divisible = params
         .iter()
-        .flat_map(|kept| kept.states())
-        .all(|(spec, ..)| sharded(spec));
+        .flat_map(|p| p.iter())
+        .all(|(spec, ..)| spec.extent.is_sharded() || spec.extent.serves_exchange());
     let end = own.end;
-    let size = if divides { size } else { own.len().max(1) };
+    let size = if is_divisible { size } else { own.len().max(1) };
     own.clone()
         .step_by(size)
         .map(move |start| start..end.min(start + size))
@@ -185,47 +175,49 @@ fn piece_ranges(
 impl Piece {
     fn new(
         bucket: &BucketState,
-        kept: &[&ParamStates],
+        states: &[&ParamStates],
         range: Range<usize>,
-        [weights, grads]: [Tensor; 2],
+        weights_buffer: Tensor,
+        grads_buffer: Tensor,
     ) -> Piece {
         let first = range.start - bucket.own.start;
         let len = range.len();
-        let own = [bucket.own_weights, bucket.own_grads].map(|own| own.span(first, len));
-        let [own_weights, own_grads] =
-            own.map(|own| Some(own).filter(|own| own.home() == Home::Device));
-        let staged_weights = if own_weights.is_some() { weights } else { own[0] };
-        let staged_grads = if own_grads.is_some() { grads } else { own[1] };
+        let weights = bucket.own_weights.span(first, len);
+        let grads = bucket.own_grads.span(first, len);
+        let copies_weights = weights.home() == Home::Device;
+        let copies_grads = grads.home() == Home::Device;
+        let staged_weights = if copies_weights { weights_buffer } else { weights };
+        let staged_grads = if copies_grads { grads_buffer } else { grads };
         let mut params = Vec::new();
-        for kept in kept {
-            let offset = kept.param.offset;
-            let start = (offset + kept.part.start).clamp(range.start, range.end);
-            let end = (offset + kept.part.end).clamp(start, range.end);
+        for p in states {
+            let offset = p.param.offset;
+            let start = (offset + p.part.start).clamp(range.start, range.end);
+            let end = (offset + p.part.end).clamp(start, range.end);
             let part = if start < end {
                 start - offset..end - offset
             } else if len == bucket.own.len() {
-                kept.part.clone()
+                p.part.clone()
             } else {
                 continue;
             };
             let cut = |flat: Tensor| flat.span(start - range.start, part.len());
-            params.push(kept.piece(part.clone(), [cut(staged_weights), cut(staged_grads)]));
+            params.push(p.piece(part.clone(), cut(staged_weights), cut(staged_grads)));
         }
-        let filled: usize = params.iter().map(|kept| kept.part.len()).sum();
+        let filled: usize = params.iter().map(|p| p.part.len()).sum();
         Piece {
-            weights: own_weights,
-            grads: own_grads,
+            weights: copies_weights.then_some(weights),
+            grads: copies_grads.then_some(grads),
             staged_weights,
             staged_grads,
             params,
-            padded: own_weights.is_some() && filled < len,
+            padded: copies_weights && filled < len,
         }
     }
 
     /// Zeroes the padding between parameters.
     fn pad(&self, host: &dyn Backend) {
         if self.padded {
-            host.run(op::Zero { x: self.staged_weights });
+            host.run(op::Zero { x: self.staged_weights.set() });
         }
     }
 }
@@ -297,11 +289,11 @@ topology: {data: 2, zero: 1, offload: optimizer}
             cpu.download(at, &mut bytes);
             bytes
         };
-        let kept = states
+        let states = states
             .iter()
-            .flat_map(|kept| kept.states().map(|(.., at)| read(at)));
+            .flat_map(|p| p.iter().map(|(.., at)| read(at)));
         let weights = buckets.iter().map(|bucket| read(bucket.own_weights));
-        (kept.chain(weights).collect(), offload.pieces.len())
+        (states.chain(weights).collect(), offload.pieces.len())
     }
 
     /// Any piece size, within and across parameters, updates every element once.

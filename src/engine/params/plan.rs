@@ -5,13 +5,13 @@
 //! | 0 | whole | whole, all-reduced after the last micro-batch | whole |
 //! | 1 | whole, gathered after the update | whole, reduce-scattered after the last | own shard |
 //! | 2 | as 1 | blocks: own shard, reduce-scattered after each micro-batch | own shard |
-//! | 3 | own shard; a block's are gathered one ahead | as 2 | own shard |
+//! | 3 | own shard; each block is gathered one block ahead | as 2 | own shard |
 //!
-//! A bucket is divided into equal shards. The embedding and the head stay whole throughout a step.
+//! A bucket is divided into equal shards. The embedding and the head remain whole throughout a step.
 //!
-//! `topology.offload: full` stores the own share (without ZeRO, everything) of blocks, embedding
+//! `topology.offload: full` stores each rank's shard (without ZeRO, everything) of blocks, embedding
 //! and head matrix on the host. Two windows on the device hold the buckets in use, like the two
-//! buffers of ZeRO 3. Under ZeRO two smaller windows hold the own shares to be gathered next. The
+//! buffers of ZeRO 3. Under ZeRO two smaller windows hold the shards to be gathered next. The
 //! gradients of blocks may also be stored on the host (`host_grads`).
 
 use crate::arenas::Arenas;
@@ -62,12 +62,12 @@ pub struct BucketState {
     pub own: Range<usize>,
     pub weights: Tensor,
     pub own_weights: Tensor,
-    /// Device copy of `own_weights` while they are gathered, if those are on the host.
+    /// Device copy of `own_weights` during a gather, if they are on the host.
     pub share: Option<Tensor>,
     pub grads: Tensor,
     pub own_grads: Tensor,
-    /// Host: running sums of the gradients; whole up to ZeRO 1, else the own share. `own_grads` is
-    /// a view of it.
+    /// On the host: running sums of the gradients; whole up to ZeRO 1, else this rank's shard.
+    /// `own_grads` is a view of it.
     pub host_grads: Option<Tensor>,
     pub weights_by_name: Params,
     pub grads_by_name: GradsByName,
@@ -98,7 +98,7 @@ impl GradsByName {
 }
 
 impl BucketState {
-    /// Gather of the bucket's weights. If they are on the host, `share` must hold the own share.
+    /// Gather of the bucket's weights. If they are on the host, `share` must hold this rank's shard.
     pub fn gather(&self) -> Collective {
         Collective::AllGather { part: self.share.unwrap_or(self.own_weights), whole: self.weights }
     }
@@ -125,77 +125,72 @@ pub fn plan_buckets(
         .map(|bucket| bucket.range.len())
         .max()
         .unwrap_or(0);
-    let buffer = |arena: &Arena, dtype| arena.matrix(1, longest, dtype);
-    let large = |bucket: &Bucket| bucket.params.iter().any(|param| param.spec.vocab);
     let gathered = (level == 3 || on_host.weights)
-        .then(|| [buffer(&arenas.weights, model), buffer(&arenas.weights, model)]);
-    let longest_share = longest / layout.shard.dp.max(1);
-    let share = || arenas.weights.matrix(1, longest_share, model);
-    let shares = (on_host.weights && level > 0).then(|| [share(), share()]);
+        .then(|| [0, 1].map(|_| arenas.weights.matrix(1, longest, model)));
+    let longest_shard = longest / layout.shard.dp.max(1);
+    let shares = (on_host.weights && level > 0)
+        .then(|| [0, 1].map(|_| arenas.weights.matrix(1, longest_shard, model)));
     let windows = WINDOWS[usize::from(on_host.grads)];
-    let reduced = || {
-        (0..windows)
-            .map(|_| buffer(&arenas.grads, DType::F32))
-            .collect::<Vec<_>>()
-    };
-    let reduced = (level >= 2 || on_host.grads).then(reduced);
-    layout
-        .buckets
-        .iter()
-        .enumerate()
-        .map(|(i, bucket)| {
-            let len = bucket.range.len();
-            let block = bucket.module == Module::Block;
-            let own = match level {
-                0 => bucket.range.clone(),
-                _ => bucket.shard(layout.shard.dp, dp_rank),
-            };
-            let offset = own.start - bucket.range.start;
-            let shard = own.len();
-            let windowed = gathered.is_some() && (block || on_host.weights && large(bucket));
-            let weights = match &gathered {
-                Some(buffers) if windowed => buffers[i % 2].span(0, len),
-                _ => arenas.weights.matrix(1, len, model),
-            };
-            let grads = match &reduced {
-                Some(buffers) if block => buffers[i % windows].span(0, len),
-                _ => arenas.grads.matrix(1, len, DType::F32),
-            };
-            let own_weights = if windowed && on_host.weights {
-                arenas.host_weights.matrix(1, shard, model)
-            } else if level == 3 {
-                arenas.weights.matrix(1, shard, model)
-            } else {
-                weights.span(offset, shard)
-            };
-            let share = shares
-                .filter(|_| windowed)
-                .map(|shares| shares[i % 2].span(0, shard));
-            let kept = if level >= 2 { shard } else { len };
-            let host_grads =
-                (on_host.grads && block).then(|| arenas.host_grads.matrix(1, kept, DType::F32));
-            let own_grads = match (host_grads, level >= 2 && block) {
-                (Some(own), true) => own,
-                (Some(whole), false) => whole.span(offset, shard),
-                (None, true) => arenas.grads.matrix(1, shard, DType::F32),
-                (None, false) => grads.span(offset, shard),
-            };
-            BucketState {
-                module: bucket.module,
-                windowed,
-                own,
-                weights,
-                own_weights,
-                share,
-                grads,
-                own_grads,
-                host_grads,
-                weights_by_name: Params::new(bucket, weights),
-                // Gradients that are fetched from the host accumulate, starting from zero.
-                grads_by_name: GradsByName::new(bucket, grads, block && host_grads.is_none()),
-            }
-        })
-        .collect()
+    let mut reduced = Vec::new();
+    if level >= 2 || on_host.grads {
+        reduced.extend((0..windows).map(|_| arenas.grads.matrix(1, longest, DType::F32)));
+    }
+    let mut states = Vec::new();
+    for (i, bucket) in layout.buckets.iter().enumerate() {
+        let len = bucket.range.len();
+        let is_block = bucket.module == Module::Block;
+        let is_large = bucket.params.iter().any(|param| param.spec.vocab);
+        let own = match level {
+            0 => bucket.range.clone(),
+            _ => bucket.shard(layout.shard.dp, dp_rank),
+        };
+        let offset = own.start - bucket.range.start;
+        let shard = own.len();
+        let windowed = gathered.is_some() && (is_block || on_host.weights && is_large);
+        let weights = match &gathered {
+            Some(buffers) if windowed => buffers[i % 2].span(0, len),
+            _ => arenas.weights.matrix(1, len, model),
+        };
+        let grads = if is_block && !reduced.is_empty() {
+            reduced[i % windows].span(0, len)
+        } else {
+            arenas.grads.matrix(1, len, DType::F32)
+        };
+        let own_weights = if windowed && on_host.weights {
+            arenas.host_weights.matrix(1, shard, model)
+        } else if level == 3 {
+            arenas.weights.matrix(1, shard, model)
+        } else {
+            weights.span(offset, shard)
+        };
+        let share = shares
+            .filter(|_| windowed)
+            .map(|shares| shares[i % 2].span(0, shard));
+        let host_len = if level >= 2 { shard } else { len };
+        let host_grads =
+            (on_host.grads && is_block).then(|| arenas.host_grads.matrix(1, host_len, DType::F32));
+        let own_grads = match (host_grads, level >= 2 && is_block) {
+            (Some(own), true) => own,
+            (Some(whole), false) => whole.span(offset, shard),
+            (None, true) => arenas.grads.matrix(1, shard, DType::F32),
+            (None, false) => grads.span(offset, shard),
+        };
+        states.push(BucketState {
+            module: bucket.module,
+            windowed,
+            own,
+            weights,
+            own_weights,
+            share,
+            grads,
+            own_grads,
+            host_grads,
+            weights_by_name: Params::new(bucket, weights),
+            // Gradients that are fetched from the host accumulate, starting from zero.
+            grads_by_name: GradsByName::new(bucket, grads, is_block && host_grads.is_none()),
+        });
+    }
+    states
 }
 
 /// Lays out the fp8 state of the blocks' matrices, with or without their codes.
@@ -244,19 +239,20 @@ pub fn plan_states(
 ) -> Vec<ParamStates> {
     let on_host = |spec: &StateSpec| offload && spec.offloads;
     let mut states = Vec::new();
-    for (bucket, kept) in layout.buckets.iter().zip(buckets) {
-        for param in &bucket.params {
-            let start = param.offset.clamp(kept.own.start, kept.own.end);
-            let end = param.range().end.clamp(start, kept.own.end);
-            let cut = |flat: Tensor| flat.span(start - kept.own.start, end - start);
+    for (layout, bucket) in layout.buckets.iter().zip(buckets) {
+        let own = &bucket.own;
+        for param in &layout.params {
+            let start = param.offset.clamp(own.start, own.end);
+            let end = param.range().end.clamp(start, own.end);
+            let cut = |flat: Tensor| flat.span(start - own.start, end - start);
             let part = if start < end { start - param.offset..end - param.offset } else { 0..0 };
             let specs = rule.states(&param.spec);
             assert_eq!(specs[0].name, MODEL, "{}: the first state", param.name);
-            let tensors = [cut(kept.own_weights), cut(kept.own_grads)];
             states.extend(ParamStates::plan(
                 param,
                 part,
-                tensors,
+                cut(bucket.own_weights),
+                cut(bucket.own_grads),
                 &specs,
                 on_host,
                 |spec: &StateSpec, len| {

@@ -110,7 +110,7 @@ pub fn slice_states<'a>(
     ranges: impl Iterator<Item = StateRange<'a>>,
 ) -> Vec<StateSlice> {
     let whole = Layout::new(model, ModelShard::whole(model));
-    let numbers: HashMap<&str, usize> = whole
+    let indices: HashMap<&str, usize> = whole
         .params()
         .enumerate()
         .map(|(i, param)| (param.name.as_str(), i))
@@ -120,18 +120,16 @@ pub fn slice_states<'a>(
         let extent = state.extent;
         let tensor = if is_whole(param, extent) { layout.shard.tp_rank } else { 0 };
         let replica = Replica { tied: param.tied_copy, data, tensor };
-        let real = TensorSlice {
-            at: layout.tp_offset(param),
-            size: [rows_without_padding(param, layout.shard.tp_rank, model.vocab), param.cols],
-        };
-        let real = extent.part_for(real);
-        for run in runs(real.size[1], range.start..range.end.min(real.numel())) {
-            let cols = real.size[1];
+        let rows = rows_without_padding(param, layout.shard.tp_rank, model.vocab);
+        let share = TensorSlice { at: layout.tp_offset(param), size: [rows, param.cols] };
+        let real = extent.part_for(share);
+        let cols = real.size[1];
+        for run in split_into_rectangles(cols, range.start..range.end.min(real.numel())) {
             let width = run.len().min(cols);
             let first = [real.at[0] + run.start / cols, real.at[1] + run.start % cols];
             slices.push(StateSlice {
                 param: param.clone(),
-                number: numbers[param.name.as_str()],
+                number: indices[param.name.as_str()],
                 state,
                 shape: extent.shape([saved_rows(&param.spec, model.vocab), param.spec.cols]),
                 slice: TensorSlice { at: first, size: [run.len() / width, width] },
@@ -153,9 +151,9 @@ pub fn is_whole(param: &Param, extent: Extent) -> bool {
 }
 
 /// Splits a range of a matrix's elements into the end of a row, whole rows, and the start of a row.
-fn runs(cols: usize, range: Range<usize>) -> Vec<Range<usize>> {
+fn split_into_rectangles(cols: usize, range: Range<usize>) -> Vec<Range<usize>> {
     let Range { mut start, end } = range;
-    let mut runs = Vec::new();
+    let mut rectangles = Vec::new();
     while start < end {
         let into = start % cols;
         let to = match end - start {
@@ -163,20 +161,20 @@ fn runs(cols: usize, range: Range<usize>) -> Vec<Range<usize>> {
             count if count < cols => end,
             count => start + count / cols * cols,
         };
-        runs.push(start..to);
+        rectangles.push(start..to);
         start = to;
     }
-    runs
+    rectangles
 }
 
 impl ShardedParams<'_> {
     /// Every state of this rank. Of the model weights, the part that it updates.
     pub fn slices(&self) -> Vec<StateSlice> {
-        let replica = self.groups.gradients.rank();
-        let ranges = self.params.iter().flat_map(|kept| {
-            kept.states().map(move |(state, range, at)| {
+        let replica = self.groups.grad_sum.rank();
+        let ranges = self.params.iter().flat_map(|p| {
+            p.iter().map(move |(state, range, at)| {
                 let data = if self.level > 0 && state.extent.is_sharded() { 0 } else { replica };
-                StateRange { param: &kept.param, state: *state, range, at, data }
+                StateRange { param: &p.param, state: *state, range, at, data }
             })
         });
         slice_states(&self.layout, &self.model, ranges)
@@ -185,22 +183,18 @@ impl ShardedParams<'_> {
     /// All model weights of this rank.
     pub fn model_slices(&self) -> Vec<StateSlice> {
         let state = StateSpec::model(self.model_dtype);
-        let buckets = self.layout.buckets.iter().zip(&self.buckets);
-        let ranges = buckets.flat_map(|(bucket, kept)| {
-            let (range, weights) = self.present_weights(kept, bucket);
-            let whole = range.len() == bucket.range.len();
-            let data = if whole { self.groups.gradients.rank() } else { 0 };
-            bucket
-                .overlaps(range.clone())
-                .map(move |(param, part)| StateRange {
-                    param,
-                    state,
-                    at: weights.span(part.start - range.start, part.len()),
-                    range: part.start - param.offset..part.end - param.offset,
-                    data,
-                })
-        });
-        slice_states(&self.layout, &self.model, ranges)
+        let mut ranges = Vec::new();
+        for (layout, bucket) in self.layout.buckets.iter().zip(&self.buckets) {
+            let (present, weights) = self.present_weights(bucket, layout);
+            let whole = present.len() == layout.range.len();
+            let data = if whole { self.groups.grad_sum.rank() } else { 0 };
+            for (param, part) in layout.overlaps(present.clone()) {
+                let at = weights.span(part.start - present.start, part.len());
+                let range = part.start - param.offset..part.end - param.offset;
+                ranges.push(StateRange { param, state, range, at, data });
+            }
+        }
+        slice_states(&self.layout, &self.model, ranges.into_iter())
     }
 
     /// Copies rows of a slice to the host in memory order. Model weights are valid after
@@ -217,18 +211,22 @@ impl ShardedParams<'_> {
 
     /// Zeroes all states of the rows that pad the vocabulary, which checkpoints do not contain.
     pub fn clear_padding(&self) {
-        for kept in &self.params {
+        for states in &self.params {
             let tp_rank = self.layout.shard.tp_rank;
-            let rows = rows_without_padding(&kept.param, tp_rank, self.model.vocab);
-            for (state, range, at) in kept.states() {
+            let rows = rows_without_padding(&states.param, tp_rank, self.model.vocab);
+            for (state, range, at) in states.iter() {
                 if state.extent.serves_exchange() {
                     continue; // states of blocks, which have no padding
                 }
-                let real = state.extent.shape([rows, kept.param.cols]).iter().product();
+                let real = state
+                    .extent
+                    .shape([rows, states.param.cols])
+                    .iter()
+                    .product();
                 let start = range.end.min(range.start.max(real));
                 if start < range.end {
-                    self.be
-                        .run(op::Zero { x: at.span(start - range.start, range.end - start) });
+                    let padding = at.span(start - range.start, range.end - start);
+                    self.be.run(op::Zero { x: padding.set() });
                 }
             }
         }

@@ -60,7 +60,7 @@ train: {samples: 800}
     plan_buckets(level, 0, &layout, DType::BF16, OffloadPlan::default(), &measured);
     let arenas = measured.reserve(&cpu).unwrap();
     let buckets = plan_buckets(level, 0, &layout, DType::BF16, OffloadPlan::default(), &arenas);
-    let groups = Groups { gradients: Box::new(log.clone()), ..Groups::solo() };
+    let groups = Groups { grad_sum: Box::new(log.clone()), ..Groups::solo() };
     let states = Vec::new();
     let memory = ParamMemory { layout, buckets, states, offload: None, norms: None };
     let params = ShardedParams::new(&cpu, groups, &m, memory);

@@ -10,8 +10,8 @@
 //! | 2 | P summed over replicas, made orthonormal; Q = Mᵀ·P | 4·r·m |
 //! | 3 | Q summed over replicas, / N; the gradient is P·Qᵀ · loss scale; e = M − P·Qᵀ | |
 //!
-//! This equals PyTorch's powerSGD_hook, where a replica's gradient is that of its own mean loss:
-//! hence N·g. P and Q depend on the replicas only through sums over them. Replacing every error by
+//! This equals PyTorch's powerSGD_hook, in which each replica has the gradient of the mean loss of
+//! its samples: hence N·g. P and Q depend on the replicas only through sums over them. Replacing every error by
 //! the mean of the errors therefore changes no later gradient. A checkpoint stores that mean, so
 //! any number of replicas can resume from it.
 //!
@@ -27,8 +27,8 @@ use super::rule::{ERROR, Q};
 use super::scalars::Scalars;
 use super::states::ParamStates;
 use base::DType;
-use comm::{Collective, Pending};
-use device::{Arena, Backend, Gemm, Tensor, op};
+use comm::Collective;
+use device::{Arena, Backend, Gemm, InPlace, Tensor, op};
 use manifest::{Manifest, PowerSgd};
 use model::{Bucket, Layout, Module, Param};
 use std::collections::HashMap;
@@ -79,33 +79,36 @@ impl Compression {
         arenas: &Arenas,
     ) -> Option<Compression> {
         let settings = m.topology.compression?;
-        let kept: HashMap<usize, &ParamStates> = states
-            .iter()
-            .map(|kept| (kept.param.offset, kept))
-            .collect();
-        let pairs = || layout.buckets.iter().zip(buckets);
-        let blocks = pairs().filter(|(bucket, _)| bucket.module == Module::Block);
+        let by_offset: HashMap<usize, &ParamStates> =
+            states.iter().map(|p| (p.param.offset, p)).collect();
+        let buckets = || layout.buckets.iter().zip(buckets);
+        let blocks = buckets().filter(|(bucket, _)| bucket.module == Module::Block);
         // Memory that is free between the last backward and the next forward.
-        let buckets: Vec<CompressedBucket> = arenas.workspace.temporary(|arena| {
+        let compressed: Vec<CompressedBucket> = arenas.workspace.temporary(|arena| {
             blocks
-                .map(|(bucket, at)| CompressedBucket::plan(bucket, at, &kept, arena))
+                .map(|(bucket, memory)| CompressedBucket::plan(bucket, memory, &by_offset, arena))
                 .collect()
         });
-        if buckets.iter().all(|bucket| bucket.matrices.is_empty()) {
+        if compressed.iter().all(|bucket| bucket.matrices.is_empty()) {
             return None;
         }
-        let params = || pairs().flat_map(|(b, at)| b.params.iter().map(move |p| (p, b, at)));
-        let scalar = |len| arenas.inputs.matrix(1, len, DType::F32);
+        let mut grads = Vec::new();
+        let mut names = Vec::new();
+        for (bucket, memory) in buckets() {
+            for param in &bucket.params {
+                grads.push(param.tensor(bucket, memory.grads));
+                names.push(param.name.clone());
+            }
+        }
+        let scalars = |len| arenas.inputs.matrix(1, len, DType::F32);
         Some(Compression {
             settings,
-            buckets,
-            grads: params()
-                .map(|(param, bucket, at)| param.tensor(bucket, at.grads))
-                .collect(),
-            names: params().map(|(param, ..)| param.name.clone()).collect(),
-            total: scalar(1),
-            unscale: scalar(2),
-            rescale: scalar(2),
+            buckets: compressed,
+            grads,
+            names,
+            total: scalars(1),
+            unscale: scalars(2),
+            rescale: scalars(2),
         })
     }
 
@@ -128,26 +131,25 @@ impl Compression {
     /// is NaN if a gradient of any rank is not finite; no state is changed then.
     pub fn run(&self, params: &ShardedParams, s: &Scalars) -> Tensor {
         let be = params.be;
-        let data = &*params.groups.gradients;
+        let group = &*params.groups.grad_sum;
         self.agree_on_finite(params, s);
-        let replicas = data.size() as f32;
+        let replicas = group.size() as f32;
         let unscale = self.unscale.span(1, 1);
         let scale = self.rescale.span(1, 1);
-        let sum = |x: Tensor| data.begin(Collective::AllReduce(x));
-        let sum_p = |bucket: &CompressedBucket| {
+        let mut sums_of_p = Vec::new();
+        for bucket in &self.buckets {
             bucket.project(be, replicas, unscale);
-            sum(bucket.first)
-        };
-        let first: Vec<Pending> = self.buckets.iter().map(sum_p).collect();
-        let sum_q = |(bucket, pending): (&CompressedBucket, Pending)| {
-            data.finish(pending);
+            sums_of_p.push(group.begin(Collective::AllReduce(bucket.first)));
+        }
+        let mut sums_of_q = Vec::new();
+        for (bucket, pending) in self.buckets.iter().zip(sums_of_p) {
+            group.finish(pending);
             bucket.project_back(be);
-            sum(bucket.second)
-        };
-        let second: Vec<Pending> = self.buckets.iter().zip(first).map(sum_q).collect();
-        for (bucket, pending) in self.buckets.iter().zip(second) {
-            data.finish(pending);
-            bucket.rebuild(be, 1.0 / replicas, [unscale, scale]);
+            sums_of_q.push(group.begin(Collective::AllReduce(bucket.second)));
+        }
+        for (bucket, pending) in self.buckets.iter().zip(sums_of_q) {
+            group.finish(pending);
+            bucket.rebuild(be, 1.0 / replicas, unscale, scale);
         }
         scale
     }
@@ -177,13 +179,13 @@ impl Compression {
     /// Replaces every error by the mean over replicas.
     pub fn average_errors(&self, params: &ShardedParams) {
         let be = params.be;
-        let data = &*params.groups.gradients;
+        let group = &*params.groups.grad_sum;
         let one = self.total;
         be.upload(bytemuck::bytes_of(&1.0f32), one);
         for matrix in self.buckets.iter().flat_map(|bucket| &bucket.matrices) {
-            data.all_reduce(matrix.error);
+            group.all_reduce(matrix.error);
             be.run(op::Axpy {
-                a: 1.0 / data.size() as f32,
+                a: 1.0 / group.size() as f32,
                 factor: one,
                 x: matrix.error,
                 y: matrix.error.set(),
@@ -195,15 +197,15 @@ impl Compression {
 impl CompressedBucket {
     fn plan(
         bucket: &Bucket,
-        at: &BucketState,
-        kept: &HashMap<usize, &ParamStates>,
+        memory: &BucketState,
+        by_offset: &HashMap<usize, &ParamStates>,
         arena: &Arena,
     ) -> CompressedBucket {
         let mut low_rank = Vec::new();
         let mut plain = Vec::<Range<usize>>::new();
         let mut runs_on = false;
         for param in &bucket.params {
-            match kept.get(&param.offset).and_then(|kept| states(kept)) {
+            match by_offset.get(&param.offset).and_then(|p| error_and_q(p)) {
                 Some(states) => low_rank.push((param, states)),
                 None if runs_on => plain.last_mut().expect("a run").end = param.range().end,
                 None => plain.push(param.range()),
@@ -226,7 +228,7 @@ impl CompressedBucket {
         let [mut top, mut bottom] = [0, 0];
         let next = |flat: Tensor, top: &mut usize, [rows, cols]: [usize; 2]| {
             *top += rows * cols;
-            shaped(flat.span(*top - rows * cols, rows * cols), rows, cols)
+            as_matrix(flat.span(*top - rows * cols, rows * cols), rows, cols)
         };
         let matrices = low_rank
             .iter()
@@ -235,9 +237,9 @@ impl CompressedBucket {
                 let m = param.cols;
                 let r = rank(param, *q);
                 Matrix {
-                    grad: param.tensor(bucket, at.grads),
-                    error: shaped(*error, n, m),
-                    q: shaped(*q, m, r),
+                    grad: param.tensor(bucket, memory.grads),
+                    error: as_matrix(*error, n, m),
+                    q: as_matrix(*q, m, r),
                     p: next(first, &mut top, [n, r]),
                     basis: next(second, &mut bottom, [m, r]),
                 }
@@ -248,8 +250,8 @@ impl CompressedBucket {
             .iter()
             .map(|run| {
                 at_first += run.len();
-                let own = at.grads.span(run.start - bucket.range.start, run.len());
-                (own, first.span(at_first - run.len(), run.len()))
+                let grads = memory.grads.span(run.start - bucket.range.start, run.len());
+                (grads, first.span(at_first - run.len(), run.len()))
             })
             .collect();
         CompressedBucket { matrices, plain, first, second }
@@ -266,61 +268,49 @@ impl CompressedBucket {
             });
             be.run(op::Copy { x: matrix.q, y: matrix.basis.set() });
         }
-        be.run(op::Orthogonalize {
-            xs: &self
-                .matrices
-                .iter()
-                .map(|matrix| matrix.basis)
-                .collect::<Vec<_>>(),
-        });
+        let bases: Vec<Tensor> = self.matrices.iter().map(|matrix| matrix.basis).collect();
+        be.run(op::Orthogonalize { xs: InPlace(&bases) });
         for Matrix { error, p, basis, .. } in &self.matrices {
             be.run(op::Gemm::plain(Gemm::NN, *error, *basis, p.set()));
         }
-        self.plain
-            .iter()
-            .for_each(|(own, place)| be.run(op::Copy { x: *own, y: place.set() }));
+        for (grads, sum) in &self.plain {
+            be.run(op::Copy { x: *grads, y: sum.set() });
+        }
     }
 
     /// Step 2: computes Q from the summed P.
     fn project_back(&self, be: &dyn Backend) {
-        be.run(op::Orthogonalize {
-            xs: &self
-                .matrices
-                .iter()
-                .map(|matrix| matrix.p)
-                .collect::<Vec<_>>(),
-        });
+        let ps: Vec<Tensor> = self.matrices.iter().map(|matrix| matrix.p).collect();
+        be.run(op::Orthogonalize { xs: InPlace(&ps) });
         for Matrix { error, p, basis, .. } in &self.matrices {
             be.run(op::Gemm::plain(Gemm::TN, *error, *p, basis.set()));
         }
     }
 
     /// Step 3: computes the gradient from the summed Q, and the new error.
-    fn rebuild(&self, be: &dyn Backend, share: f32, [unscale, scale]: [Tensor; 2]) {
+    fn rebuild(&self, be: &dyn Backend, share: f32, unscale: Tensor, scale: Tensor) {
         for Matrix { grad, error, q, p, basis } in &self.matrices {
             be.run(op::Axpy { a: share, factor: scale, x: *basis, y: basis.set() });
             be.run(op::Axpy { a: 1.0, factor: unscale, x: *basis, y: q.set() });
             be.run(op::Gemm::plain(Gemm::NT, *p, *basis, grad.set()));
             be.run(op::Axpy { a: -1.0, factor: unscale, x: *grad, y: error.add() });
         }
-        self.plain
-            .iter()
-            .for_each(|(own, place)| be.run(op::Copy { x: *place, y: own.set() }));
+        for (grads, sum) in &self.plain {
+            be.run(op::Copy { x: *sum, y: grads.set() });
+        }
     }
 }
 
 /// Error and Q of a compressed parameter.
-fn states(kept: &ParamStates) -> Option<[Tensor; 2]> {
-    let find = |name| {
-        kept.states()
-            .find(|(state, ..)| state.name == name)
-            .map(|(.., at)| at)
-    };
-    Some([find(ERROR)?, find(Q)?])
+fn error_and_q(states: &ParamStates) -> Option<[Tensor; 2]> {
+    let find = |name| states.iter().find(|(state, ..)| state.name == name);
+    let (.., error) = find(ERROR)?;
+    let (.., q) = find(Q)?;
+    Some([error, q])
 }
 
 /// View of the same elements as a matrix.
-fn shaped(x: Tensor, rows: usize, cols: usize) -> Tensor {
+fn as_matrix(x: Tensor, rows: usize, cols: usize) -> Tensor {
     assert_eq!(x.numel(), rows * cols, "elements of {x:?}");
     Tensor::at(x.addr(), rows, cols, x.dtype)
 }

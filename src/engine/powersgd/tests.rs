@@ -112,7 +112,7 @@ fn gradients_are_those_of_pytorchs_hook() {
                     .be
                     .upload(bytemuck::cast_slice(next(matrix.q.numel())), matrix.q);
             }
-            let place = engine.params.groups.gradients.rank();
+            let place = engine.params.groups.grad_sum.rank();
             for step in 0..STEPS {
                 for (number, grad) in grads.iter().enumerate() {
                     // A gradient of the hook is that of the replica's own mean loss.
@@ -148,7 +148,7 @@ fn one_infinite_gradient_leaves_every_replicas_states() {
                 .map(|x| read(engine, x))
                 .collect()
         };
-        let place = engine.params.groups.gradients.rank();
+        let place = engine.params.groups.grad_sum.rank();
         for (step, infinite) in [false, true, false].into_iter().enumerate() {
             for (number, grad) in grads.iter().enumerate() {
                 let mut values = gradient([step, place, number], 2, [grad.rows, grad.cols]);
@@ -175,7 +175,7 @@ fn the_mean_of_the_errors_stands_for_each() {
     for (which, average) in [false, true].into_iter().enumerate() {
         replicas(4, 2, |engine, grads| {
             let compression = engine.compression.as_ref().expect("compressed");
-            let place = engine.params.groups.gradients.rank();
+            let place = engine.params.groups.grad_sum.rank();
             for step in 0..STEPS {
                 for (number, grad) in grads.iter().enumerate() {
                     let values = gradient([step, place, number], 2, [grad.rows, grad.cols]);

@@ -11,7 +11,7 @@ use super::states::{Extent, MODEL, ParamStates, StateSpec};
 use base::DType;
 use comm::Group;
 use device::{Arena, Tensor, op};
-use plan::grid::{GRADIENTS, Grid, SHARES};
+use plan::grid::{GRADIENT_AXES, Grid, SHARES};
 use std::fmt;
 
 /// Weight that differs between ranks that must hold equal copies.
@@ -69,17 +69,17 @@ pub fn plan_digests(
     let ranks = groups
         .tensor
         .size()
-        .max(groups.gradients.size())
+        .max(groups.grad_sum.size())
         .max(groups.embedding.size());
-    let count = |selected: fn(&StateSpec) -> bool| -> usize {
+    let specs = || {
         states
             .iter()
-            .map(|kept| kept.states().filter(|(state, ..)| selected(state)).count())
-            .sum()
+            .flat_map(ParamStates::iter)
+            .map(|(spec, ..)| spec)
     };
     // The model weights are the only compared state of sharded parameters.
-    let whole = count(|state| !state.extent.is_sharded());
-    arena.matrix(ranks, count(|_| true).max(whole + params), DType::I64)
+    let whole = specs().filter(|spec| !spec.extent.is_sharded()).count();
+    arena.matrix(ranks, specs().count().max(whole + params), DType::I64)
 }
 
 /// Part of a state that must be equal among the ranks of a group.
@@ -97,27 +97,24 @@ pub fn check(
     flag: Tensor,
 ) -> Result<(), ReplicasDiverged> {
     params.wait_gathers();
-    let Groups { tensor, gradients, embedding, grid, coord, .. } = &params.groups;
-    let repeated = select_states(params, |kept, state| is_whole(&kept.param, state.extent));
+    let Groups { tensor, grad_sum, embedding, grid, coord, .. } = &params.groups;
+    let repeated = select_states(params, |p, state| is_whole(&p.param, state.extent));
     let compare = |group, views, ranks: &[usize]| compare(params, digests, group, views, ranks);
     let mut found = compare(&**tensor, repeated, &grid.group(*coord, SHARES));
     let sharded = params.is_sharded();
-    let is_copy =
-        |s: &StateSpec| s.extent != Extent::PerReplica && !(sharded && s.extent.is_sharded());
-    let mut copies = select_states(params, |_, state| is_copy(state));
-    if sharded {
-        copies.extend(
-            params
-                .whole_weights()
-                .map(|(param, at)| view(&param.name, MODEL, at)),
-        );
+    let mut copies = select_states(params, |_, state| {
+        state.extent != Extent::PerReplica && !(sharded && state.extent.is_sharded())
+    });
+    let mut tied = Vec::new();
+    for (param, at) in params.whole_weights() {
+        if sharded {
+            copies.push(view(&param.name, MODEL, at));
+        }
+        if param.spec.tied {
+            tied.push(view(&param.name, MODEL, at));
+        }
     }
-    found.extend(compare(&**gradients, copies, &grid.group(*coord, GRADIENTS)));
-    let tied = params
-        .whole_weights()
-        .filter(|(param, _)| param.spec.tied)
-        .map(|(param, at)| view(&param.name, MODEL, at))
-        .collect();
+    found.extend(compare(&**grad_sum, copies, &grid.group(*coord, GRADIENT_AXES)));
     if let Some(ends) = Groups::embedding_ranks(grid, *coord) {
         found.extend(compare(&**embedding, tied, &ends));
     }
@@ -130,11 +127,11 @@ fn select_states(
     selected: impl Fn(&ParamStates, &StateSpec) -> bool,
 ) -> Vec<View> {
     let mut views = Vec::new();
-    for kept in params.states() {
-        let model = kept.get(MODEL);
-        for (state, _, at) in kept.states().filter(|(state, ..)| selected(kept, state)) {
+    for states in params.states() {
+        let model = states.get(MODEL);
+        for (state, _, at) in states.iter().filter(|(state, ..)| selected(states, state)) {
             if state.name == MODEL || at != model {
-                views.push(view(&kept.param.name, state.name, at));
+                views.push(view(&states.param.name, state.name, at));
             }
         }
     }

@@ -53,18 +53,14 @@ fn flip(engine: &Engine, x: Tensor, element: usize) {
 
 /// Whole model weight of a parameter.
 fn whole(engine: &Engine, name: &str) -> Tensor {
-    let mut all = engine.store().whole_weights();
+    let mut all = engine.store().whole_weights().into_iter();
     all.find(|(param, _)| param.name == name).expect(name).1
 }
 
 /// States of a parameter on this rank.
-fn kept<'e>(engine: &'e Engine, name: &str) -> &'e ParamStates {
-    engine
-        .store()
-        .states()
-        .iter()
-        .find(|kept| kept.param.name == name)
-        .expect(name)
+fn find_states<'e>(engine: &'e Engine, name: &str) -> &'e ParamStates {
+    let mut all = engine.store().states().iter();
+    all.find(|p| p.param.name == name).expect(name)
 }
 
 fn flip_model(engine: &Engine, name: &str) {
@@ -103,7 +99,7 @@ fn a_flipped_bit_in_a_replica_is_named() {
 fn a_flipped_bit_in_what_the_optimizer_keeps_is_named() {
     let found = only(check_all(&["topology.data=2"], |rank, engine: &Engine| {
         if rank == 1 {
-            flip(engine, kept(engine, "embed.position").get(SECOND), 5);
+            flip(engine, find_states(engine, "embed.position").get(SECOND), 5);
         }
     }));
     assert!(found.starts_with("embed.position (second moment) on rank 1 (TP0 PP0 DP1)"), "{found}");
@@ -154,9 +150,9 @@ fn the_shares_of_zero_3_are_compared_where_they_repeat() {
     let sets = ["topology.tensor=2", "topology.data=2", "topology.zero=3"];
     let found = only(check_all(&sets, |rank, engine: &Engine| {
         if rank == 1 {
-            let kept = kept(engine, "block.2.ln1.scale");
-            assert_eq!(kept.part.start, 0, "the first replica has it");
-            flip(engine, kept.get(MODEL), 0);
+            let states = find_states(engine, "block.2.ln1.scale");
+            assert_eq!(states.part.start, 0, "the first replica has it");
+            flip(engine, states.get(MODEL), 0);
         }
     }));
     assert!(found.starts_with("block.2.ln1.scale on rank 1 (TP1 PP0 DP0)"), "{found}");

@@ -18,7 +18,7 @@
 use super::{OptimizerRule, Place, SECOND, Step};
 use crate::states::{Extent, MASTER, MODEL, ParamStates, StateSpec, rows_without_padding};
 use base::DType;
-use device::{self, MatrixPart, SecondMoment, Tensor, op};
+use device::{self, InPlace, MatrixPart, SecondMoment, Tensor, op};
 use manifest::{self, Model};
 use model::mup::StepSize;
 use model::{ParamSpec, TpSplit};
@@ -64,8 +64,8 @@ struct Sums {
 struct SumLengths([usize; 4]);
 
 impl SumLengths {
-    /// Reserves the next `len` sums of a kind and returns their offset, if `base` has the lengths
-    /// of all kinds.
+    /// Reserves the next `len` sums of a kind. Returns their offset, given the lengths of all kinds
+    /// in `base`.
     fn take(&mut self, among: Among, len: usize, base: &SumLengths) -> usize {
         let kind = among as usize;
         let at = base.0[..kind].iter().sum::<usize>() + self.0[kind];
@@ -85,7 +85,7 @@ impl SumLengths {
             groups.tensor.all_reduce(sums.span(0, tensor + tensor_tied));
         }
         if step.at.sharded {
-            groups.gradients.all_reduce(sums);
+            groups.grad_sum.all_reduce(sums);
         }
         if tensor_tied + tied > 0 {
             groups
@@ -105,18 +105,17 @@ struct ScratchLayout {
 
 impl Adafactor {
     pub fn new(settings: manifest::Adafactor, dtype: DType, model: &Model) -> Adafactor {
-        let manifest::Adafactor { relative_step, scale_parameter, beta2_decay, .. } = settings;
-        let manifest::Adafactor { clip_threshold, eps, scale_eps, weight_decay, .. } = settings;
         let rule = device::Adafactor {
             lr: 0.0,
-            relative_step,
-            beta2_decay,
-            eps,
-            scale_eps,
-            clip_threshold,
-            weight_decay,
+            relative_step: settings.relative_step,
+            beta2_decay: settings.beta2_decay,
+            eps: settings.eps,
+            scale_eps: settings.scale_eps,
+            clip_threshold: settings.clip_threshold,
+            weight_decay: settings.weight_decay,
             lr_scale: 1.0,
         };
+        let scale_parameter = settings.scale_parameter;
         Adafactor { rule, scale_parameter, dtype, model: model.clone() }
     }
 
@@ -220,7 +219,7 @@ impl OptimizerRule for Adafactor {
         let part = |p: &ParamStates| self.part(p, step.at.groups.tensor.rank());
         let with_sums = || params.iter().zip(&sums).map(|(p, sums)| (p, part(p), sums));
         let counted = || with_sums().filter(|(p, part, _)| !p.param.tied_copy && part.len > 0);
-        be.run(op::Zero { x: step.scratch });
+        be.run(op::Zero { x: step.scratch.set() });
         for (p, part, sums) in counted() {
             let x = p.grad.span(0, part.len);
             let factor = scalars.span(0, 1);
@@ -242,7 +241,7 @@ impl OptimizerRule for Adafactor {
         for (p, part, sums) in with_sums() {
             let rows = sums.rows.map(|rows| rows.span(0, part.rows));
             let cols = sums.cols;
-            let v = second_moment(p, &part, sums);
+            let v = InPlace(second_moment(p, &part, sums));
             be.run(op::MoveSecondMoment { scalars, part, rows, cols, v });
         }
         for (p, part, sums) in counted() {
@@ -251,12 +250,11 @@ impl OptimizerRule for Adafactor {
             let y = sums.update.add();
             be.run(op::AdafactorSquareSums { rule, scalars, grad, part, v, y });
         }
-        layout.second.all_reduce(
-            step,
-            step.scratch
-                .span(layout.first.total(), layout.second.total()),
-        );
-        let update = |i: usize, p: &ParamStates| {
+        let second = step
+            .scratch
+            .span(layout.first.total(), layout.second.total());
+        layout.second.all_reduce(step, second);
+        step.for_each_piece(params, true, &mut |i, p| {
             let part = part(p);
             let sums = &sums[i];
             if part.len == 0 {
@@ -274,11 +272,10 @@ impl OptimizerRule for Adafactor {
                 v: second_moment(p, &part, sums),
                 update_squares: sums.update,
                 weight_squares: self.scale_parameter.then_some(sums.weight),
-                master: own(p.get(MASTER)),
-                weight: own(p.get(MODEL)),
+                master: InPlace(own(p.get(MASTER))),
+                weight: own(p.get(MODEL)).set_unless(p.get(MASTER)),
             });
-        };
-        step.for_each_piece(params, true, &mut |i, piece| update(i, piece));
+        });
     }
 }
 

@@ -10,7 +10,7 @@ use super::coded::{self, FIRST, SECOND, SavedStates};
 use super::{Conversion, OptimizerRule, Step};
 use crate::states::{MASTER, MODEL, ParamStates, StateSpec};
 use base::DType;
-use device::{Coded, op};
+use device::{Coded, InPlace, op};
 use manifest::{self, Model, OptimizerName};
 use model::ParamSpec;
 
@@ -51,28 +51,23 @@ impl OptimizerRule for Adam8bit {
     }
 
     fn update(&self, step: &Step, params: &[ParamStates]) {
-        let is_coded = |p: &&ParamStates| self.is_coded(&p.param.spec);
-        self.adamw
-            .update_all(step, params.iter().filter(|p| !is_coded(p)));
-        params
-            .iter()
-            .filter(is_coded)
-            .filter(|p| !p.part.is_empty())
-            .for_each(|p| {
-                let [m, v] = [FIRST, SECOND].map(|moment| Coded {
-                    codes: p.get(moment.codes),
-                    scales: p.get(moment.scales),
-                });
-                step.be.run(op::Adam8bit {
-                    rule: self.adamw.constants(step, p),
-                    scalars: step.scalars,
-                    grad: p.grad,
-                    master: p.get(MASTER),
-                    m,
-                    v,
-                    weight: p.get(MODEL),
-                });
+        let (coded, plain): (Vec<_>, Vec<_>) =
+            params.iter().partition(|p| self.is_coded(&p.param.spec));
+        self.adamw.update_all(step, plain.into_iter());
+        for p in coded.into_iter().filter(|p| !p.part.is_empty()) {
+            let [m, v] = [FIRST, SECOND].map(|moment| {
+                InPlace(Coded { codes: p.get(moment.codes), scales: p.get(moment.scales) })
             });
+            step.be.run(op::Adam8bit {
+                rule: self.adamw.constants(step, p),
+                scalars: step.scalars,
+                grad: p.grad,
+                master: InPlace(p.get(MASTER)),
+                m,
+                v,
+                weight: p.get(MODEL).set_unless(p.get(MASTER)),
+            });
+        }
     }
 
     fn resumes_from(&self, rule: &str) -> bool {
@@ -106,10 +101,9 @@ train: {samples: 800}
 
     fn coded_weights(m: &Manifest) -> Vec<&'static str> {
         let rule = super::super::optimizer_rule(m);
-        let coded = |spec: &ParamSpec| rule.states(spec).iter().any(|s| s.dtype == DType::U8);
         table(&m.model)
             .iter()
-            .filter(|spec| coded(spec))
+            .filter(|spec| rule.states(spec).iter().any(|s| s.dtype == DType::U8))
             .map(|spec| spec.name)
             .collect()
     }

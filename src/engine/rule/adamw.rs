@@ -4,7 +4,7 @@ use super::coded::{self, FIRST, SECOND, SavedStates};
 use super::{Conversion, OptimizerRule, Step};
 use crate::states::{MASTER, MODEL, ParamStates, StateSpec};
 use base::DType;
-use device::{AdamWUpdate, op};
+use device::{AdamWUpdate, InPlace, op};
 use manifest::{self, Model, OptimizerName};
 use model::ParamSpec;
 use model::mup::StepSize;
@@ -37,7 +37,14 @@ impl AdamW {
             .map(|p| {
                 let names = [MODEL, MASTER, FIRST.plain, SECOND.plain];
                 let [weight, master, m, v] = names.map(|name| p.get(name));
-                AdamWUpdate { rule: self.constants(step, p), grad: p.grad, master, m, v, weight }
+                AdamWUpdate {
+                    rule: self.constants(step, p),
+                    grad: p.grad,
+                    master: InPlace(master),
+                    m: InPlace(m),
+                    v: InPlace(v),
+                    weight: weight.set_unless(master),
+                }
             })
             .collect();
         step.be

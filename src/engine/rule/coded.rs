@@ -19,7 +19,7 @@ pub struct Moment {
     /// Name of the scales, one per block of columns.
     pub scales: &'static str,
     map: &'static LazyLock<DynamicMap>,
-    /// Whether the codes are of its square root.
+    /// Whether the codes encode the square root of the moment.
     root: bool,
 }
 
@@ -50,16 +50,14 @@ impl Moment {
 
     /// States of the moment that a checkpoint has.
     fn saved_states(&self, saved: SavedStates) -> Option<Vec<StateSpec>> {
-        let plain = vec![StateSpec::moment(self.plain)];
-        let coded = match saved(self.scales) {
-            Some((_, Extent::ColBlocks(block))) => self.coded_states(block).to_vec(),
-            _ => Vec::new(),
-        };
-        let kinds = [plain, coded].into_iter().filter(|kind| !kind.is_empty());
-        kinds.into_iter().find(|kind| {
-            kind.iter()
-                .all(|spec| saved(spec.name) == Some((spec.dtype, spec.extent)))
-        })
+        let is_saved = |spec: &StateSpec| saved(spec.name) == Some((spec.dtype, spec.extent));
+        let plain = StateSpec::moment(self.plain);
+        if is_saved(&plain) {
+            return Some(vec![plain]);
+        }
+        let Some((_, Extent::ColBlocks(block))) = saved(self.scales) else { return None };
+        let coded = self.coded_states(block);
+        coded.iter().all(is_saved).then(|| coded.to_vec())
     }
 
     /// Decodes part of a parameter's moment from the bytes of saved states.
@@ -97,9 +95,11 @@ impl Moment {
 
 /// Moments that a checkpoint holds as codes, each with its conversion to 32 bits.
 pub fn decoding_conversions(saved: SavedStates) -> Vec<(&'static str, Conversion)> {
-    let plain = [FIRST, SECOND].into_iter().map(|moment| moment.plain);
-    plain
-        .filter_map(|name| Some((name, convert(&StateSpec::moment(name), 0, saved)?)))
+    [FIRST, SECOND]
+        .iter()
+        .filter_map(|Moment { plain, .. }| {
+            Some((*plain, convert(&StateSpec::moment(plain), 0, saved)?))
+        })
         .collect()
 }
 
@@ -111,12 +111,12 @@ pub fn convert(state: &StateSpec, block: usize, saved: SavedStates) -> Option<Co
         .find(|moment| [moment.plain, moment.codes, moment.scales].contains(&state.name))?;
     let from = moment.saved_states(saved)?;
     let state = *state;
-    let own = if state.name == moment.plain {
+    let wanted = if state.name == moment.plain {
         vec![StateSpec::moment(moment.plain)]
     } else {
         moment.coded_states(block).to_vec()
     };
-    if from == own {
+    if from == wanted {
         return None;
     }
     let saved = from.clone();

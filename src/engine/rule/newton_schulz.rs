@@ -5,7 +5,7 @@
 //! iteration is G = XXᵀ (tall X: XᵀX) [m, m], X ← a·X + (b·G + c·G²)·X: 4·m²·n + 2·m³ FLOPs.
 
 use base::DType;
-use device::{Arena, Backend, Gemm, Tensor, op};
+use device::{Arena, Backend, Gemm, InPlace, Tensor, op};
 
 #[derive(Clone, Copy)]
 pub struct NewtonSchulz {
@@ -25,7 +25,8 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    pub fn plan([rows, cols]: [usize; 2], dtype: DType, arena: &Arena) -> Workspace {
+    pub fn plan(size: [usize; 2], dtype: DType, arena: &Arena) -> Workspace {
+        let [rows, cols] = size;
         let least = rows.min(cols);
         let x = || arena.matrix(rows, cols, dtype);
         let gram = || arena.matrix(least, least, dtype);
@@ -40,28 +41,31 @@ impl NewtonSchulz {
     }
 
     /// FLOPs of all products of a matrix.
-    pub fn flops(&self, [rows, cols]: [usize; 2]) -> u64 {
-        let [m, n] = [rows.min(cols), rows.max(cols)].map(|side| side as u64);
+    pub fn flops(&self, size: [usize; 2]) -> u64 {
+        let [rows, cols] = size.map(|side| side as u64);
+        let m = rows.min(cols);
+        let n = rows.max(cols);
         self.steps as u64 * (4 * m * m * n + 2 * m * m * m)
     }
 
     /// Orthogonalises the matrix in `work.x[0]` and multiplies it by `scale`. Returns the tensor
     /// that holds the result.
     pub fn run(&self, be: &dyn Backend, work: &Workspace, scale: f32) -> Tensor {
-        let ([mut x, mut next], [gram, square]) = (work.x, work.gram);
+        let [mut x, mut next] = work.x;
+        let [gram, square] = work.gram;
         let [a, b, c] = self.coefficients;
         let wide = x.rows <= x.cols;
         let product = |kind, a, b, c: Tensor| be.run(op::Gemm::plain(kind, a, b, c.set()));
         be.run(op::SquareSums { xs: &[x], y: work.sum.set() });
-        be.run(op::ScaleToNorm1 { x, sum: work.sum, eps: self.eps });
+        be.run(op::ScaleToNorm1 { sum: work.sum, eps: self.eps, x: InPlace(x) });
         for step in 1..=self.steps {
             let scale = if step == self.steps { scale } else { 1.0 };
             product(if wide { Gemm::NT } else { Gemm::TN }, x, x, gram);
             product(Gemm::NN, gram, gram, square);
-            be.run(op::Blend { a: b, x: gram, b: c, y: square });
+            be.run(op::Blend { a: b, x: gram, b: c, y: InPlace(square) });
             let (left, right) = if wide { (square, x) } else { (x, square) };
             product(Gemm::NN, left, right, next);
-            be.run(op::Blend { a: scale * a, x, b: scale, y: next });
+            be.run(op::Blend { a: scale * a, x, b: scale, y: InPlace(next) });
             (x, next) = (next, x);
         }
         x

@@ -11,10 +11,10 @@ pub const ERROR: &str = "powersgd_error";
 /// Right factor of the last exchange, from which the next one starts.
 pub const Q: &str = "powersgd_q";
 
-/// States of each compressed matrix. Each of `tensor` tensor-parallel ranks has those of its share.
+/// States of each compressed matrix. Each of `tensor` tensor-parallel ranks has the states of its share.
 pub fn states(settings: PowerSgd, tensor: usize) -> ExtraStates {
     Box::new(move |param| {
-        let Some(rank) = rank(&settings, param, tensor) else { return Vec::new() };
+        let Some(rank) = factor_rank(&settings, param, tensor) else { return Vec::new() };
         let shares = if param.split == TpSplit::Rows { tensor } else { 1 };
         let extent = Extent::LowRank { rank, shares };
         let init = Initial::Normal;
@@ -29,7 +29,7 @@ pub fn states(settings: PowerSgd, tensor: usize) -> ExtraStates {
 /// Rank of a matrix's factors, if they are smaller than a share of it by more than the factor
 /// `min_rate` (as in PyTorch's powerSGD_hook). Embeddings and the head are not compressed, because
 /// rows of rare tokens would suffer.
-fn rank(settings: &PowerSgd, param: &ParamSpec, tensor: usize) -> Option<usize> {
+fn factor_rank(settings: &PowerSgd, param: &ParamSpec, tensor: usize) -> Option<usize> {
     let [rows, cols] = param.share(tensor);
     let rank = settings.rank.min(rows).min(cols);
     let sent = ((rows + cols) * rank) as f64;

@@ -45,8 +45,8 @@ const SUMS: f64 = 0.1;
 const TIMES: usize = 4;
 
 impl Advisor<'_> {
-    /// Smallest changes with which every rank fits, by kind, then the fastest first: single ones, or
-    /// pairs if no single one is enough.
+    /// Smallest sets of changes that make every rank fit: single changes, else pairs. Grouped by kind,
+    /// fastest first.
     pub fn remedies(&self) -> Vec<Change> {
         let fitting = |proposals: Vec<Proposal>| -> Vec<Change> {
             proposals
@@ -62,7 +62,7 @@ impl Advisor<'_> {
         sorted(found)
     }
 
-    /// Changes that are faster and fit, by kind, then the fastest first. A change that is faster but does
+    /// Changes that are faster and fit, grouped by kind, fastest first. A change that is faster but does
     /// not fit is tried with 8-bit moments and with offloaded states.
     pub fn speed_ups(&self) -> Vec<Change> {
         let stages = dry_run::stages(self.manifest);
@@ -157,7 +157,7 @@ impl Advisor<'_> {
         let set = "topology.compression=powersgd".to_string();
         self.fitting(Proposal::new(
             ChangeKind::Compress,
-            format!("PowerSGD: pays below {:.0} Gb/s a rank, here {bandwidth:.0}", e.break_even),
+            format!("PowerSGD: pays below {:.0} Gb/s per rank, here {bandwidth:.0}", e.break_even),
             set,
             self.setup,
         ))

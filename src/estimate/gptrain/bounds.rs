@@ -196,7 +196,8 @@ impl<'a> Bounds<'a> {
             .try_fold(0, |most, bytes| Some(bytes?.max(most)))
     }
 
-    /// Lower bound of the seconds of the passes, which many more cuts have in common than the whole.
+    /// Lower bound of the time of all passes. More cuts share it than the full bound, so it is computed
+    /// first.
     pub fn passes_seconds(&self, s: &Setup) -> f64 {
         let kinds = self.rank_kinds(s);
         let passes = self.passes(s);

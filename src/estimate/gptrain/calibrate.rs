@@ -377,7 +377,7 @@ train: {samples: 800}
         let tensor = sums(&work.micro, &["tensor", "tp_async"], 7e-6, 5e9);
         assert!(tensor > 0.0);
         near(part("tensor parallel"), micros * tensor);
-        let data = sums(&work.step, &["data"], 30e-6, 0.5e9);
+        let data = sums(&work.step, &[comm::GRAD_SUM], 30e-6, 0.5e9);
         assert!(data > 30e-6);
         near(part("once a step: sums"), data);
     }
@@ -488,7 +488,10 @@ train: {samples: 800}
             (Measured::read("{\"a\": 1}", "b.json").unwrap_err(), "but no document of"),
             (broken(&|v| v["format"] = json!("gptrain bench 9")), "its format is"),
             (broken(&|v| v["ranks"] = json!([])), "it has no ranks"),
-            (broken(&|v| v["ranks"][1]["device_copy_gb_s"] = json!(0)), "rank 1 are not speeds"),
+            (
+                broken(&|v| v["ranks"][1]["device_copy_gb_s"] = json!(0)),
+                "rank 1 reported invalid figures",
+            ),
             (broken(&|v| v["groups"][2]["seconds"] = json!(-1)), "send_recv of group tensor"),
             (broken(&|v| drop(v["ranks"][0].as_object_mut().unwrap().remove("cube"))), "`cube`"),
         ];

@@ -5,7 +5,7 @@ use super::prices::{self, Prices};
 use crate::setup::Setup;
 use base::Bytes;
 use manifest::{Manifest, Topology};
-use plan::grid::GRADIENTS;
+use plan::grid::GRADIENT_AXES;
 
 /// Sums of gradients with and without compression, on the stage that sends most of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,7 +61,7 @@ impl CompressionGain {
     /// Bandwidth of a rank to replicas on the setup's machines, in Gb/s.
     pub fn bandwidth(setup: &Setup) -> f64 {
         let grid = setup.topology.grid();
-        8.0 * prices::link(setup, &grid.group(grid.first(), GRADIENTS)).gb_s
+        8.0 * prices::link(setup, &grid.group(grid.first(), GRADIENT_AXES)).gb_s
     }
 }
 
@@ -84,20 +84,18 @@ fn break_even(plain: &[dry_run::Stage], compressed: &[dry_run::Stage], s: &Setup
     low.exp2()
 }
 
-/// Description of the effect of compression on the plan; empty without compression.
-pub fn describe(m: &Manifest, setup: &Setup) -> String {
-    let compressed = m.topology.compression.is_some();
-    let Some(e) = CompressionGain::new(m, setup).filter(|e| compressed && e.saves()) else {
-        return String::new();
-    };
+/// Description of the effect of compression on the plan; None without compression.
+pub fn describe(m: &Manifest, setup: &Setup) -> Option<String> {
+    m.topology.compression?;
+    let gain = CompressionGain::new(m, setup).filter(CompressionGain::saves)?;
     let size = |bytes: f64| Bytes(bytes as u64);
-    format!(
-        "\nGradients between replicas, compressed: a rank sends {} in place of {} a step;\n  that \
-         costs {:.1} ms and pays below {:.0} Gb/s a rank (here {:.0})\n",
-        size(e.compressed),
-        size(e.plain),
-        1e3 * e.factors,
-        e.break_even,
+    Some(format!(
+        "\nGradients between replicas, compressed: a rank sends {} instead of {} per step;\n  that \
+         costs {:.1} ms and pays below {:.0} Gb/s per rank (here {:.0})",
+        size(gain.compressed),
+        size(gain.plain),
+        1e3 * gain.factors,
+        gain.break_even,
         CompressionGain::bandwidth(setup),
-    )
+    ))
 }

@@ -8,7 +8,7 @@ use crate::setup::Setup;
 use base::Bytes;
 use comm::dry::{self, Event, How, Journal};
 use comm::{Op, Solo};
-use device::{self, COPIES, Tally};
+use device::{self, COPIES, Gpu, Tally};
 use engine::{self, Engine, Groups, MemoryPlan};
 use manifest::{Batch, DeviceChoice, GradientHome, Manifest, Train};
 use plan::grid::Axis;
@@ -206,7 +206,7 @@ impl MemoryLimits {
 /// Memory of a GPU that a run leaves free.
 pub fn headroom(m: &Manifest, hw: &Hardware) -> Bytes {
     match m.train.device {
-        DeviceChoice::Cuda => device::cuda::headroom(Bytes((hw.memory_gib * 1073741824.0) as u64)),
+        DeviceChoice::Cuda => Gpu::headroom(Bytes((hw.memory_gib * 1073741824.0) as u64)),
         DeviceChoice::Cpu | DeviceChoice::Auto => Bytes(0),
     }
 }

@@ -56,7 +56,7 @@ pub fn measure(cpu: &Hardware, dtype: DType, threads: Option<usize>, care: Care)
         let [a, c] = [0; 2].map(|_| arena.matrix(ROWS, WIDTH, dtype));
         let b = arena.matrix(WIDTH, WIDTH, dtype);
         for x in [a, b] {
-            be.run(op::Zero { x });
+            be.run(op::Zero { x: x.set() });
         }
         move || be.run(op::Gemm::plain(Gemm::NT, a, b, c.set()))
     });
@@ -64,7 +64,7 @@ pub fn measure(cpu: &Hardware, dtype: DType, threads: Option<usize>, care: Care)
     let mut copy = arena.temporary(|arena| {
         let [x, y] = [0; 2].map(|_| arena.matrix(1, COPIED / 4, DType::F32));
         for x in [x, y] {
-            be.run(op::Zero { x });
+            be.run(op::Zero { x: x.set() });
         }
         move || be.run(op::Copy { x, y: y.set() })
     });

@@ -70,7 +70,7 @@ struct Clock {
     /// Asynchronous messages in the order in which they were issued.
     messages: Vec<Message>,
     /// Number of completed messages.
-    over: usize,
+    completed: usize,
 }
 
 struct Message {
@@ -111,16 +111,16 @@ impl Clock {
             How::Soon | How::Message => other.how == how,
             How::Queued => other.how == How::Queued || other.in_node == in_node,
         };
-        let over = self.messages[self.over..]
+        let completed = self.messages[self.completed..]
             .iter()
             .take_while(|message| message.end <= self.now);
-        self.over += over.count();
-        let earlier = self.messages[self.over..].iter().filter(after);
+        self.completed += completed.count();
+        let earlier = self.messages[self.completed..].iter().filter(after);
         let start = earlier.fold(self.now, |start, other| start.max(other.end));
         let later = |other: &&mut Message| {
             other.in_node == in_node && other.end > start && !after(&&**other)
         };
-        self.messages[self.over..]
+        self.messages[self.completed..]
             .iter_mut()
             .filter(later)
             .for_each(|other| other.end += seconds);

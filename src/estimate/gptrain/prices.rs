@@ -7,7 +7,7 @@ use crate::parts::{Part, PartSeconds};
 use crate::setup::Setup;
 use comm::dry::{Event, Sent, Volume};
 use device::{Tally, Work};
-use plan::grid::{GRADIENTS, SHARES, STAGES};
+use plan::grid::{GRADIENT_AXES, SHARES, STAGES};
 
 /// Row of replicas in `TRAFFIC`.
 const DATA: usize = 2;
@@ -29,7 +29,8 @@ impl<'a> Prices<'a> {
         // Ranks that are threads of one processor have a part of it each.
         let ranks = if hw.is_local { s.ranks() as f64 } else { 1.0 };
         let grid = s.topology.grid();
-        let groups = [SHARES, STAGES, GRADIENTS, STAGES].map(|axes| grid.group(grid.first(), axes));
+        let groups =
+            [SHARES, STAGES, GRADIENT_AXES, STAGES].map(|axes| grid.group(grid.first(), axes));
         let links =
             groups.map(|members| (count_on_node(s, &members) == members.len(), link(s, &members)));
         Prices { hw, shares: hw.shares().divided(ranks), links, factors: hw.parts }

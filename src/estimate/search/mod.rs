@@ -38,10 +38,11 @@ enum Means<'a> {
 #[derive(Clone, Debug)]
 pub struct Candidate {
     pub setup: Setup,
-    /// Error bar of a step: nine in ten measurements are within this share of it.
+    /// Seconds of a step.
     pub seconds: f64,
+    /// Error bar: nine in ten measurements are within this share of `seconds`.
     pub seconds_error: f64,
-    /// Memory of the device that needs most, as nvidia-smi shows it.
+    /// Peak memory of a device over all ranks, as nvidia-smi shows it.
     pub bytes: f64,
 }
 

@@ -1,71 +1,57 @@
 //! Prints the results of a search as text and as JSON.
 
 use super::{Candidate, Planned, Ranking};
-use crate::change::{layer_split_name, set_flags};
+use crate::change::{flag_lines, layer_split_name};
 use crate::setup::{Moments, Program, Setup};
 use crate::view::{GIB, Terms};
-use crate::words::{self, span};
+use crate::words::{self, short_span, span};
 use base::Count;
+use base::table::{Cell, Printout, Rows, Table};
 use manifest::{Adam8bit, LayerSplit, Manifest, Model, OffloadWhat, Optimizer, Schedule};
 use model::parameters;
 use serde_json::{Value, json};
-use std::fmt::Write;
 
 /// The fewest devices.
-pub fn fewest(m: &Manifest, found: &Candidate) -> (String, Value) {
+pub fn fewest(m: &Manifest, found: &Candidate) -> Printout {
     let s = &found.setup;
-    let name = &m.name;
-    let text = format!(
-        "{name}: at least {} × {}: {:.1} GiB a device, {}\n  {}\n  {}\n",
-        s.ranks(),
-        s.hardware.name,
-        found.bytes / GIB,
-        bar(found),
-        describe(s),
-        flags(m, s).join("\n  ")
-    );
-    (text, json!({ "min_gpus": s.ranks(), "way": cut_json(m, found) }))
+    let json = json!({ "min_gpus": s.ranks(), "way": cut(m, found) });
+    let mut out = Printout::new(json);
+    out.line(format!("{}: at least {} × {}: {}", m.name, s.ranks(), s.hardware.name, needs(found)));
+    out.line(format!("  {}", describe(s)));
+    out.indented(flag_lines(&sets(m, s)));
+    out
 }
 
-/// Time of a step: "a step 4.92 s ± 20 %".
-fn bar(found: &Candidate) -> String {
-    format!("a step {}", words::with_bar(found.seconds, found.seconds_error))
-}
-
-/// A cut's settings, two to a line.
-fn flags(m: &Manifest, s: &Setup) -> Vec<String> {
-    sets(m, s).chunks(2).map(set_flags).collect()
+/// Memory of a device and time of a step: "39.8 GiB per device, 4.92 s ± 20 % per step".
+fn needs(found: &Candidate) -> String {
+    let step = words::with_bar(found.seconds, found.seconds_error);
+    format!("{:.1} GiB per device, {step} per step", found.bytes / GIB)
 }
 
 /// The largest model.
-pub fn largest(m: &Manifest, devices: usize, found: &Candidate) -> (String, Value) {
+pub fn largest(m: &Manifest, devices: usize, found: &Candidate) -> Printout {
     let model = &found.setup.model;
     let size = parameters(model);
-    let text = format!(
-        "{devices} × {} hold {:.1} B parameters: {} layers, hidden {}, feed-forward {}, {} heads;\n  \
-         {:.1} GiB a device, {}: {}\n  {}\n",
+    let sets = sized_sets(m, &found.setup);
+    let mut way = cut(m, found);
+    way["set"] = flags_json(&sets);
+    let json = json!({
+        "max_params": size, "layers": model.layers, "hidden": model.hidden,
+        "ffn_hidden": model.ffn_hidden, "heads": model.heads, "way": way,
+    });
+    let mut out = Printout::new(json);
+    out.line(format!(
+        "{devices} × {} hold {:.1} B parameters: {} layers, hidden {}, feed-forward {}, {} heads;",
         found.setup.hardware.name,
         size as f64 / 1e9,
         model.layers,
         model.hidden,
         model.ffn_hidden,
         model.heads,
-        found.bytes / GIB,
-        bar(found),
-        describe(&found.setup),
-        sized_sets(m, &found.setup)
-            .chunks(2)
-            .map(set_flags)
-            .collect::<Vec<_>>()
-            .join("\n  ")
-    );
-    let mut way = cut_json(m, found);
-    way["set"] = flags_json(&sized_sets(m, &found.setup));
-    let json = json!({
-        "max_params": size, "layers": model.layers, "hidden": model.hidden,
-        "ffn_hidden": model.ffn_hidden, "heads": model.heads, "way": way,
-    });
-    (text, json)
+    ));
+    out.line(format!("  {}:\n  {}", needs(found), describe(&found.setup)));
+    out.indented(flag_lines(&sets));
+    out
 }
 
 /// The best cuts of `devices`, and of fewer where that saves. `objective` is days, gpu-hours or money.
@@ -75,75 +61,58 @@ pub fn ranking(
     devices: usize,
     objective: &str,
     terms: &Terms,
-) -> (String, Value) {
-    let chosen = match objective {
-        "days" => &found.best[0],
-        _ => found
-            .pareto
-            .iter()
-            .min_by(|a, b| a.days.device_hours().total_cmp(&b.days.device_hours()))
-            .unwrap_or(&found.best[0]),
-    };
-    let (chosen, over) = within_budget(found, chosen, terms);
-    let best = &chosen.candidate;
-    let setup = &chosen.candidate.setup;
-    let duration = terms.calendar_seconds(&chosen.days);
-    let mut text = format!(
-        "best by {objective}{over}: {} × {}, {}, {}{}\n  {}\n",
-        chosen.days.devices,
-        setup.hardware.name,
-        bar(best),
-        span(duration),
-        terms.paid(&chosen.days),
-        describe(setup)
-    );
-    for line in flags(m, setup) {
-        text += &format!("  {line}\n");
-    }
-    for note in setup.hardware.notes(setup.program.name(), duration) {
-        text += &format!("  {note}\n");
-    }
-    let smaller =
-        if found.only_smaller { ", none without 8-bit moments or states on the host" } else { "" };
-    let _ = writeln!(
-        text,
-        "\nof {} topologies over {devices} × {}{smaller}, the fastest through the whole run:",
-        Count(found.cuts as u64),
-        setup.hardware.name
-    );
-    text += &table(&found.best, terms);
-    text += &ties(found);
-    text +=
-        "\nPareto: the best of each number of devices that is faster or cheaper than all others:\n";
-    text += &table(&found.pareto, terms);
-    let list = |all: &[Planned]| {
-        all.iter()
-            .map(|p| planned_json(m, p, terms))
-            .collect::<Vec<_>>()
-    };
+) -> Printout {
+    let hours = |p: &Planned| p.days.device_hours();
+    let cheapest = found
+        .pareto
+        .iter()
+        .min_by(|a, b| hours(a).total_cmp(&hours(b)));
+    let fastest = &found.best[0];
+    let wanted = if objective == "days" { fastest } else { cheapest.unwrap_or(fastest) };
+    let (chosen, over) = within_budget(found, wanted, terms);
     let json = json!({
         "objective": objective,
-        "best": planned_json(m, chosen, terms),
+        "best": planned(m, terms, [chosen]).object(0),
         "only_smaller": found.only_smaller,
         "equal": found.equal,
-        "ways": list(&found.best),
-        "pareto": list(&found.pareto),
+        "ways": planned(m, terms, &found.best).json(),
+        "pareto": planned(m, terms, &found.pareto).json(),
     });
-    (text, json)
-}
-
-/// Line about the plans that count as equally fast, if there are several.
-fn ties(found: &Ranking) -> String {
-    let seconds = found.best.iter().map(|planned| planned.days.seconds);
-    let fastest = seconds.fold(f64::INFINITY, f64::min);
-    let slower = 100.0 * (found.best[0].days.seconds / fastest - 1.0);
-    match found.equal {
-        ..=1 => String::new(),
-        equal => format!(
-            "{equal} of these are equal within a tenth of the error bar; the simplest is first, \
-             {slower:.1} % slower\n"
-        ),
+    let mut out = Printout::new(json);
+    let Candidate { setup, seconds, seconds_error, .. } = &chosen.candidate;
+    let duration = terms.calendar_seconds(&chosen.days);
+    out.line(format!(
+        "best by {objective}{over}: {} × {}, {} per step, {}{}",
+        chosen.days.devices,
+        setup.hardware.name,
+        words::with_bar(*seconds, *seconds_error),
+        span(duration),
+        terms.paid(&chosen.days),
+    ));
+    out.line(format!("  {}", describe(setup)));
+    out.indented(flag_lines(&sets(m, setup)));
+    out.indented(setup.hardware.notes(setup.program.name(), duration));
+    let smaller =
+        if found.only_smaller { ", none without 8-bit moments or states on the host" } else { "" };
+    out.table(planned(m, terms, &found.best).titled(format!(
+        "of {} topologies over {devices} × {}{smaller}, the fastest through the whole run:",
+        Count(found.cuts as u64),
+        setup.hardware.name
+    )));
+    if found.equal > 1 {
+        let seconds = found.best.iter().map(|planned| planned.days.seconds);
+        let slower = found.best[0].days.seconds / seconds.fold(f64::INFINITY, f64::min) - 1.0;
+        out.line(format!(
+            "{} of these are equal within a tenth of the error bar; the simplest is first, {:.1} % \
+             slower",
+            found.equal,
+            100.0 * slower
+        ));
     }
+    out.table(planned(m, terms, &found.pareto).titled(
+        "Pareto: the best of each number of devices that is faster or cheaper than all others:",
+    ));
+    out
 }
 
 /// Chosen plan, or the fastest within the budget if that differs; and a note about it.
@@ -158,75 +127,62 @@ fn within_budget<'a>(
     let plans = std::iter::once(chosen)
         .chain(&found.best)
         .chain(&found.pareto);
-    match plans
+    let fastest = plans
         .filter(paid)
-        .min_by(|a, b| a.days.seconds.total_cmp(&b.days.seconds))
-    {
+        .min_by(|a, b| a.days.seconds.total_cmp(&b.days.seconds));
+    match fastest {
         _ if paid(&chosen) => (chosen, format!(" for at most {limit}")),
         Some(cheaper) => (cheaper, format!(" for at most {limit}")),
         None => (chosen, format!(", above the budget of {limit}")),
     }
 }
 
-/// Heads and widths of columns. The last one is only for gptrain, left-aligned.
-const COLUMNS: [(&str, usize); 13] = [
-    ("GPUs", 6),
-    ("TP", 4),
-    ("PP", 4),
-    ("DP", 5),
-    ("micro", 6),
-    ("ZeRO", 6),
-    ("recompute", 11),
-    ("GiB", 8),
-    ("s/step", 9),
-    ("TFLOPs", 8),
-    ("time", 10),
-    ("GPU-hours", 11),
-    ("money", 11),
-];
-
-fn table(all: &[Planned], terms: &Terms) -> String {
-    let mut out = line(&COLUMNS.map(|(head, _)| head.to_string()));
-    out += "\n";
-    for planned in all {
-        out += &line(&row(planned, terms));
-        out +=
-            &extras(&planned.candidate.setup).map_or("\n".into(), |extras| format!("  {extras}\n"));
-    }
-    out
+/// Adds the columns of a cut to a table of rows that have one.
+fn cut_columns<'r, R>(
+    m: &Manifest,
+    rows: Rows<'r, R>,
+    cut: impl Fn(&R) -> &Candidate,
+) -> Rows<'r, R> {
+    let topology = |row: &R| cut(row).setup.topology.clone();
+    rows.text("GPUs", |row| cut(row).setup.ranks())
+        .column("TP", "tensor", |row| topology(row).tensor)
+        .column("PP", "pipeline", |row| topology(row).pipeline)
+        .column("DP", "data", |row| topology(row).data)
+        .column("micro", "micro_batch", |row| cut(row).setup.micro)
+        .column("ZeRO", "zero", |row| topology(row).zero)
+        .column("recompute", "recompute", |row| topology(row).recompute.name())
+        .json("set", |row| flags_json(&sets(m, &cut(row).setup)))
+        .json("offload", |row| topology(row).offload.what.name())
+        .json("adam8bit", |row| cut(row).setup.moments == Moments::Adam8bit)
+        .json("powersgd", |row| topology(row).compression.is_some())
+        .column("GiB", "mem_gib", |row| Cell::fixed(cut(row).bytes / GIB, 1))
+        .column("s/step", "sec_per_iter", |row| words::step(cut(row).seconds))
+        .json("sec_error", |row| cut(row).seconds_error)
+        .text("TFLOP/s", |row| {
+            let Candidate { setup, seconds, .. } = cut(row);
+            Cell::fixed(setup.flops().1 / (seconds * setup.ranks() as f64 * 1e12), 1)
+        })
 }
 
-fn line(cells: &[String; COLUMNS.len()]) -> String {
-    let columns = cells.iter().zip(COLUMNS);
-    let padded = columns.map(|(cell, (_, width))| format!("{cell:>width$}"));
-    format!("  {}", padded.collect::<String>())
+/// A cut in JSON.
+fn cut(m: &Manifest, found: &Candidate) -> Value {
+    cut_columns(m, Rows::new([found]), |found| found)
+        .table()
+        .object(0)
 }
 
-fn row(p: &Planned, terms: &Terms) -> [String; COLUMNS.len()] {
-    let c = &p.candidate;
-    let s = &p.candidate.setup;
-    let t = &s.topology;
-    let hours = terms.device_hours(&p.days);
-    let tflops = s.flops().1 / (c.seconds * s.ranks() as f64 * 1e12);
-    [
-        s.ranks().to_string(),
-        t.tensor.to_string(),
-        t.pipeline.to_string(),
-        t.data.to_string(),
-        s.micro.to_string(),
-        t.zero.to_string(),
-        t.recompute.name().to_string(),
-        format!("{:.1}", c.bytes / GIB),
-        format!("{:.*}", if c.seconds < 10.0 { 3 } else { 2 }, c.seconds),
-        format!("{tflops:.1}"),
-        words::short_span(terms.calendar_seconds(&p.days)),
-        Count(hours as u64).to_string(),
-        if terms.has_price() {
-            Count(terms.cost(&p.days) as u64).to_string()
-        } else {
-            "–".to_string()
-        },
-    ]
+/// Cuts with the duration and cost of the run.
+fn planned<'a>(m: &Manifest, terms: &Terms, plans: impl IntoIterator<Item = &'a Planned>) -> Table {
+    cut_columns(m, Rows::new(plans), |planned| &planned.candidate)
+        .json("gpus", |p| p.days.devices)
+        .column("time", "days", |p| terms.days_cell(&p.days, short_span))
+        .column("GPU-hours", "gpu_hours", |p| {
+            let hours = terms.device_hours(&p.days);
+            Cell::new(hours, Count(hours as u64).to_string())
+        })
+        .column("cost", "money", |p| terms.cost_cell(&p.days))
+        .text("", |p| extras(&p.candidate.setup).unwrap_or_default())
+        .table()
 }
 
 /// Settings of gptrain's cut without their own column.
@@ -323,29 +279,7 @@ pub fn sized_sets(m: &Manifest, s: &Setup) -> Vec<String> {
     all
 }
 
-fn cut_json(m: &Manifest, c: &Candidate) -> Value {
-    let s = &c.setup;
-    let t = &c.setup.topology;
-    json!({
-        "tensor": t.tensor, "pipeline": t.pipeline, "data": t.data, "micro_batch": s.micro,
-        "zero": t.zero, "recompute": t.recompute.name(), "set": flags_json(&sets(m, s)),
-        "offload": t.offload.what.name(), "adam8bit": s.moments == Moments::Adam8bit,
-        "powersgd": t.compression.is_some(),
-        "sec_per_iter": c.seconds, "sec_error": c.seconds_error, "mem_gib": c.bytes / GIB,
-    })
-}
-
 /// Settings as flags.
 pub fn flags_json(sets: &[String]) -> Value {
     sets.iter().map(|set| format!("--set {set}")).collect()
-}
-
-fn planned_json(m: &Manifest, p: &Planned, terms: &Terms) -> Value {
-    let mut cut = cut_json(m, &p.candidate);
-    let hours = terms.device_hours(&p.days);
-    cut["gpus"] = json!(p.days.devices);
-    cut["days"] = json!(terms.calendar_days(&p.days));
-    cut["gpu_hours"] = json!(hours);
-    cut["money"] = json!(terms.cost(&p.days));
-    cut
 }

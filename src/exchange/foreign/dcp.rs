@@ -9,20 +9,22 @@ mod names;
 mod olmo;
 mod titan;
 
-use super::compare::{Comparison, like};
+use super::compare::Comparison;
 use super::detect::{Format, OLMO_MODEL, step_folder};
+use super::run::{ForeignRun, Layout, ParamTable, PartReader, Put, Source, Stored};
 use super::settings::{number, wanted};
-use super::{AdamState, Choices, ForeignRun, Request, RunDescription};
-use crate::tensor_part::Pairs;
-use base::{Heads, Problems};
+use super::{AdamState, Choices, RunDescription};
+use crate::tensor_part::{Fused, Pairs, param_key};
+use base::Problems;
 use groups::{AdamWNumbers, NumberGroups};
-use manifest::Model;
-use metadata::{Metadata, StoredPart};
+use metadata::{Entry, Metadata};
 use model::{Param, Weight};
 use names::{Names, OLMO, TITAN};
+use std::collections::BTreeSet;
 use std::path::Path;
 
-pub struct DcpRun {
+/// A folder that is described.
+pub struct DcpFolder {
     found: RunDescription,
     meta: Metadata,
     names: &'static Names,
@@ -31,7 +33,7 @@ pub struct DcpRun {
     pairs: Pairs,
 }
 
-pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
+pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
     let step = step_folder(from)?;
     let olmo = step.join(OLMO_MODEL).is_dir();
     let names = if olmo { &OLMO } else { &TITAN };
@@ -59,7 +61,7 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let trainer = format!("{} (PyTorch distributed checkpoint)", names.trainer);
     let mut found = RunDescription::new(Format::PytorchDcp, trainer, &step);
     found.grid[2] = meta.writers();
-    let mut folder = DcpRun { found, meta, names, prefix, pairs: names.pairs };
+    let mut folder = DcpFolder { found, meta, names, prefix, pairs: names.pairs };
     (names.describe)(&mut folder, &step, choices)?;
     folder.found.wanted =
         wanted(names.trainer, names.dialect, &folder.found.settings, &choices.sets);
@@ -69,34 +71,39 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
         "the place of {trainer}'s data loader is not carried: samples follow data.rule, of which the steps' \
          number is taken as seen"
     ));
-    Ok(Box::new(folder))
+    let table = folder.table();
+    let fused = Fused::Heads(folder.pairs);
+    let layout = Layout { ranks: 1, fused, gated: false, less_one: false };
+    let DcpFolder { found, meta, names, prefix, .. } = folder;
+    let remedy = "is it a Llama of that trainer, copied whole?";
+    let comparison = Comparison::new(meta.place(), "the model", remedy);
+    let reader = DcpReader { meta, names, prefix };
+    let mut run = ForeignRun::new(found, table, reader, layout);
+    run.comparison = comparison;
+    Ok(run)
 }
 
-impl DcpRun {
-    /// Whether the model has a tensor of one of these names.
-    fn has(&self, names: &[String]) -> bool {
-        let full = |name: &String| format!("{}{name}", self.prefix);
+impl DcpFolder {
+    /// The model's tensor of one of these names.
+    fn entry(&self, names: &[String]) -> Option<&Entry> {
         names
             .iter()
-            .any(|name| self.meta.tensors.contains_key(&full(name)))
+            .find_map(|name| self.meta.tensors.get(&format!("{}{name}", self.prefix)))
     }
 
     fn shape(&self, names: &[String]) -> anyhow::Result<&[usize]> {
-        let full = |name: &String| format!("{}{name}", self.prefix);
-        let found = names
-            .iter()
-            .find_map(|name| self.meta.tensors.get(&full(name)))
-            .filter(|entry| !entry.shape.is_empty())
-            .ok_or_else(|| self.meta.problem(format!("has no {}", names[0])))?;
-        Ok(&found.shape)
+        match self.entry(names) {
+            Some(entry) if !entry.shape.is_empty() => Ok(&entry.shape),
+            _ => Err(self.meta.problem(format!("has no {}", names[0]))),
+        }
     }
 
     /// Settings of the model, by the tensors' shapes.
     fn model(&mut self, heads: Option<usize>) -> anyhow::Result<()> {
-        let names = self
-            .model_names()
-            .filter_map(|name| name.strip_prefix(self.prefix));
-        let layers = self.names.layers(names);
+        let layers = self
+            .layers()
+            .last()
+            .map_or(0, |last| last.saturating_add(1));
         let name = |weight, part| self.names.all(weight, part);
         let embedding = name(Weight::TokenEmbed, 0);
         let head = name(Weight::HeadW, 0);
@@ -135,10 +142,10 @@ impl DcpRun {
     /// Whether the head is a weight by itself. A tied one is saved too, but has no moments.
     fn has_own_head(&self) -> bool {
         let names = self.names.all(Weight::HeadW, 0);
-        self.has(&names)
+        self.entry(&names).is_some()
             && names.iter().any(|name| {
-                let moment =
-                    self.adam_state(&format!("{}{name}", self.prefix), AdamState::FirstMoment);
+                let name = format!("{}{name}", self.prefix);
+                let moment = self.names.key(self.prefix, &name, AdamState::FirstMoment);
                 self.meta.tensors.contains_key(&moment)
             })
     }
@@ -256,77 +263,76 @@ impl DcpRun {
             .filter_map(move |name| str::strip_prefix(name, before.as_str())?.strip_suffix(".step"))
     }
 
-    /// Name of a state of a tensor.
-    fn adam_state(&self, name: &str, state: AdamState) -> String {
-        if state == AdamState::Master {
-            return name.to_string();
-        }
-        let own = if self.names.prefixed { name } else { &name[self.prefix.len()..] };
-        format!("{}state.{own}.{}", self.names.optimizer, state.key(""))
-    }
-
-    /// Tensors with a state of a parameter, by the names of their weights, with the prefix.
-    fn tensors(
-        &self,
-        param: &Param,
-        shape: &[usize],
-        heads: Heads,
-        state: AdamState,
-    ) -> Vec<StoredPart> {
-        let has = |name: &str| {
-            let key = self.adam_state(&format!("{}{name}", self.prefix), state);
-            self.meta.tensors.contains_key(&key)
-        };
-        let tensors = self
-            .names
-            .tensors_of(param, shape, (heads, self.pairs), &has);
-        tensors
-            .into_iter()
-            .map(|(name, cut)| StoredPart {
-                name: format!("{}{name}", self.prefix),
-                layer: None,
-                cut,
-            })
-            .collect()
-    }
-}
-
-impl ForeignRun for DcpRun {
-    fn description(&self) -> &RunDescription {
-        &self.found
-    }
-
-    fn check(&self, model: &Model, params: &[&Param]) -> anyhow::Result<()> {
-        let mut compared =
-            Comparison::new(self.meta.place(), "is it a Llama of that trainer, copied whole?");
-        for param in params {
-            let shape = engine::saved_shape(param, model.vocab);
-            for state in AdamState::ALL {
-                let tensors = self.tensors(param, &shape, model.heads(), state);
-                if tensors.is_empty() {
-                    compared.missing(param);
-                }
-                for StoredPart { name, cut, .. } in tensors {
-                    let key = self.adam_state(&name, state);
-                    let expected = like(&shape, cut.shape());
+    /// Tensors of every parameter. Weights and moments may have different layouts.
+    fn table(&self) -> ParamTable {
+        let mut table = ParamTable::default();
+        let mut used = BTreeSet::new();
+        let own_head = self.has_own_head();
+        for key in self.names.params(&self.layers()) {
+            for (state, states) in AdamState::ALL.into_iter().zip(SINGLE_STATES) {
+                let entry = |name: &str| {
+                    let name = format!("{}{name}", self.prefix);
                     self.meta
-                        .compare(&key, &expected, "the model", &mut compared);
+                        .tensors
+                        .get(&self.names.key(self.prefix, &name, state))
+                };
+                for (name, piece) in self.names.tensors(key, |name| entry(name).is_some()) {
+                    let shape = entry(&name)
+                        .map(|entry| entry.shape.clone())
+                        .unwrap_or_default();
+                    let name = format!("{}{name}", self.prefix);
+                    used.insert(name.clone());
+                    // A tied head is saved too.
+                    if key.0 != Weight::HeadW || own_head {
+                        let source = Source { name, shape, ..Source::default() };
+                        let stored = Stored { source, piece, states };
+                        table.stored.entry(key).or_default().push(stored);
+                    }
                 }
             }
         }
-        if model.tied_head {
-            let head = self.names.all(Weight::HeadW, 0);
-            head.iter()
-                .for_each(|name| compared.mark(&format!("{}{name}", self.prefix)));
-        }
-        compared.others(self.model_names());
-        Ok(compared.finish()?)
+        let unknown = self.model_names().filter(|name| !used.contains(*name));
+        table.unknown = unknown.map(str::to_string).collect();
+        table
     }
 
-    fn read(&mut self, request: Request) -> anyhow::Result<Vec<f32>> {
-        let Request { model, param, shape, state } = request;
-        let parts = self.tensors(param, shape, model.heads(), state);
-        self.meta
-            .assemble(&parts, shape, |name| self.adam_state(name, state))
+    /// Numbers of the blocks in the names.
+    fn layers(&self) -> BTreeSet<usize> {
+        let names = self
+            .model_names()
+            .filter_map(|name| name.strip_prefix(self.prefix));
+        names.filter_map(|name| self.names.layer(name)).collect()
+    }
+}
+
+/// Each state by itself, in their order.
+const SINGLE_STATES: [&[AdamState]; 3] =
+    [&[AdamState::Master], &[AdamState::FirstMoment], &[AdamState::SecondMoment]];
+
+/// Reader of a trainer's tensors.
+struct DcpReader {
+    meta: Metadata,
+    names: &'static Names,
+    prefix: &'static str,
+}
+
+impl PartReader for DcpReader {
+    fn read(&mut self, source: &Source, state: AdamState, put: &mut Put) -> anyhow::Result<()> {
+        let name = self.names.key(self.prefix, &source.name, state);
+        self.meta.each_rectangle(&name, None, &source.shape, put)
+    }
+
+    fn compare(&self, source: &Source, state: AdamState, shape: &[usize], into: &mut Comparison) {
+        let name = self.names.key(self.prefix, &source.name, state);
+        self.meta.compare(&name, shape, into);
+    }
+
+    fn name(&self, param: &Param, state: AdamState) -> Option<String> {
+        let tensors = self.names.tensors(param_key(param), |_| true);
+        let (name, _) = tensors.first()?;
+        Some(
+            self.names
+                .key(self.prefix, &format!("{}{name}", self.prefix), state),
+        )
     }
 }

@@ -8,16 +8,16 @@
 //! | `compare` | comparison of a folder's tensors with the model's parameters |
 //! | `arguments` | Megatron's arguments as settings |
 //! | `topology` | the stages' layers as `topology.layer_split` |
-//! | `split_run` | reads a run whose files hold tensor ranks' shares of Megatron's modules |
-//! | `replica_merger` | makes one parameter of the copies that tensor ranks have |
-//! | `deepspeed` | shares in Megatron-DeepSpeed's folders: ZeRO-1, ZeRO-3, universal |
-//! | `megatron` | shares in Megatron-LM's folders (mp_rank_TT_PPP), and Megatron's names |
+//! | `run` | reads a run: the table of its tensors, the check against the model, parameters and states |
+//! | `replica_merger` | merges the copies that tensor ranks hold of one parameter |
+//! | `deepspeed` | reader of Megatron-DeepSpeed's folders: ZeRO-1, ZeRO-3, universal |
+//! | `megatron` | reader of Megatron-LM's folders (mp_rank_TT_PPP), and Megatron's names |
 //! | `dcp` | distributed checkpoints of PyTorch: the container, torchtitan and OLMo-core |
 //! | `dist` | distributed checkpoints of Megatron-Core (torch_dist) |
 //! | `export` | writes Megatron-LM's folder and DeepSpeed's universal one from a checkpoint |
 //!
-//! A new format is a `ShareReader` of `split_run` if its files hold Megatron's modules, and a table of
-//! names over the container of `dcp` if it is a distributed checkpoint.
+//! A new format is a file with two things: `open`, which makes the table of its tensors, and a `PartReader`.
+//! A trainer that writes PyTorch's distributed checkpoints is a table of names in `dcp`.
 //!
 //! A parameter is assembled whole in host memory, one state at a time: memory is bounded by the
 //! largest parameter, not by the model.
@@ -33,20 +33,19 @@ mod dist;
 mod export;
 mod megatron;
 mod replica_merger;
+mod run;
 mod settings;
-mod split_run;
 mod topology;
 
 pub use detect::{Format, detect};
 pub use export::{Written, export, export_universal};
+pub use run::ForeignRun;
 pub use settings::{Row, Settings, Wanted, asked};
 
 use super::torch::Value;
 use arguments::Arguments;
 use base::Problems;
-use manifest::Model;
 use manifest::dialects::Dialect;
-use model::Param;
 use std::path::Path;
 
 /// The remedy for a folder that was not copied whole.
@@ -273,33 +272,8 @@ impl RunDescription {
     }
 }
 
-/// Arguments of `ForeignRun::read`.
-pub struct Request<'a> {
-    pub model: &'a Model,
-    pub param: &'a Param,
-    /// Shape that the parameter has in checkpoints.
-    pub shape: &'a [usize],
-    pub state: AdamState,
-}
-
-/// A run of another trainer.
-pub trait ForeignRun {
-    fn description(&self) -> &RunDescription;
-
-    /// Whether every parameter of the model is there with its shape; an error lists what is not.
-    fn check(&self, model: &Model, params: &[&Param]) -> anyhow::Result<()>;
-
-    /// One state of a whole parameter, row by row.
-    fn read(&mut self, request: Request) -> anyhow::Result<Vec<f32>>;
-
-    /// Notes for the user from reading, such as copies that differ.
-    fn remarks(&mut self) -> Vec<String> {
-        Vec::new()
-    }
-}
-
 /// Opens a folder of another trainer; `format` is what `detect` found, or the user asked for.
-pub fn open(from: &Path, format: Format, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
+pub fn open(from: &Path, format: Format, choices: &Choices) -> anyhow::Result<ForeignRun> {
     let opened = read(from, format, choices);
     let Err(error) = &opened else { return opened };
     let Ok(found) = detect(from) else { return opened };
@@ -314,9 +288,9 @@ pub fn open(from: &Path, format: Format, choices: &Choices) -> anyhow::Result<Bo
     .into())
 }
 
-fn read(from: &Path, format: Format, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
+fn read(from: &Path, format: Format, choices: &Choices) -> anyhow::Result<ForeignRun> {
     match format {
-        Format::MegatronDeepSpeed => deepspeed::open(from, choices),
+        Format::MegatronDeepSpeed => deepspeed::zero1::open(from, choices),
         Format::DeepSpeedZero3 => deepspeed::zero3::open(from, choices),
         Format::DeepSpeedUniversal => deepspeed::universal::open(from, choices),
         Format::MegatronLegacy => megatron::open(from, choices),

@@ -1,4 +1,5 @@
-//! ReplicaMerger that tensor ranks have of one parameter: one of them, or their mean, and how far they differ.
+//! Merges the copies that tensor ranks hold of one parameter: their mean or the first, and the largest
+//! difference.
 
 use super::{AdamState, Replicated};
 use std::collections::BTreeMap;

@@ -90,7 +90,7 @@ pub fn asked<'s>(sets: &'s [String], key: &str) -> Option<&'s str> {
         .map(|(_, value)| value.trim())
 }
 
-/// The settings of a run that is brought.
+/// Settings of an imported run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings(pub Vec<Row>);
 

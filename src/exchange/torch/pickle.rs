@@ -402,3 +402,125 @@ fn children(node: &Node) -> Vec<Id> {
         _ => Vec::new(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tree::Value;
+    use super::*;
+
+    /// A value with all that it holds.
+    fn show(value: &Value) -> String {
+        let list = |values: Vec<Value>| values.iter().map(show).collect::<Vec<_>>().join(" ");
+        match value.node() {
+            Node::List(_) => format!("[{}]", list(value.items().unwrap())),
+            Node::Tuple(_) => format!("({})", list(value.items().unwrap())),
+            Node::Set(_) => format!("<{}>", list(value.items().unwrap())),
+            Node::Dict(_) => {
+                let pairs = value.pairs().unwrap();
+                let pairs = pairs
+                    .iter()
+                    .map(|(key, value)| format!("{}={}", show(key), show(value)));
+                format!("{{{}}}", pairs.collect::<Vec<_>>().join(" "))
+            }
+            Node::Bytes(bytes) => format!("{bytes:?}"),
+            _ => value.to_string(),
+        }
+    }
+
+    /// What a pickle without protocol and end holds, or the error's first line.
+    fn read(body: &[u8]) -> String {
+        match parse(&[b"\x80\x02", body, b"."].concat(), "FILE") {
+            Ok(tree) => show(&tree.root()),
+            Err(error) => error
+                .to_string()
+                .lines()
+                .next()
+                .unwrap_or_default()
+                .to_string(),
+        }
+    }
+
+    /// `tests/fixtures/torch/small.py` wrote them with Python.
+    #[test]
+    fn each_protocol_of_python_gives_the_same_values() {
+        let files: [&[u8]; 4] = [
+            include_bytes!("../../../tests/fixtures/torch/small/protocol2.pkl"),
+            include_bytes!("../../../tests/fixtures/torch/small/protocol3.pkl"),
+            include_bytes!("../../../tests/fixtures/torch/small/protocol4.pkl"),
+            include_bytes!("../../../tests/fixtures/torch/small/protocol5.pkl"),
+        ];
+        for (number, bytes) in files.into_iter().enumerate() {
+            assert_eq!(bytes[1] as usize, number + 2, "its protocol");
+            let tree = parse(bytes, "FILE").unwrap();
+            let root = tree.root();
+            let shown = show(&root);
+            let begin = "{\"none\"=None \"yes\"=true \"no\"=false \
+                \"ints\"=[0 255 256 65536 -1 2147483648 -9223372036854775808 \
+                [0, 0, 0, 0, 0, 0, 0, 128, 0]] \"float\"=0.5 \"text\"=\"∑\" \"bytes\"=[0, 255] \
+                \"tuples\"=(() (1) (1 2) (1 2 3) (1 2 3 4)) \"set\"=<5> \"shared\"=[[\"a\"] [\"a\"]] \
+                3={\"deep\"={\"deeper\"=[]}} \"long\"=";
+            assert!(shown.starts_with(begin), "{shown}");
+            assert_eq!(root.need("long").unwrap().str().unwrap(), "x".repeat(300));
+        }
+    }
+
+    #[test]
+    fn an_opcode_builds_its_value() {
+        let cases: &[(&[u8], &str)] = &[
+            (b"N", "None"),
+            (b"\x88", "true"),
+            (b"K\xff", "255"),
+            (b"M\xff\x01", "511"),
+            (b"J\xfe\xff\xff\xff", "-2"),
+            (b"\x8a\x00", "0"),
+            (b"\x8a\x02\x00\xff", "-256"),
+            (b"\x8a\x09\x01\0\0\0\0\0\0\0\x01", "[1, 0, 0, 0, 0, 0, 0, 0, 1]"),
+            (b"G\x3f\xe0\0\0\0\0\0\0", "0.5"),
+            (b"X\x02\0\0\0\xc3\xa9", "\"é\""),
+            (b"\x8c\x01a", "\"a\""),
+            (b"\x8d\x01\0\0\0\0\0\0\0a", "\"a\""),
+            // Text of Python 2, and its bytes.
+            (b"U\x01a", "\"a\""),
+            (b"T\x01\0\0\0\xff", "[255]"),
+            (b"C\x02ab", "[97, 98]"),
+            (b"B\x01\0\0\0a", "[97]"),
+            (b"\x8e\x01\0\0\0\0\0\0\0a", "[97]"),
+            (b"]K\x01a(K\x02K\x03e", "[1 2 3]"),
+            (b"(K\x01K\x02l", "[1 2]"),
+            (b"}K\x01K\x02s(K\x03K\x04K\x05K\x06u", "{1=2 3=4 5=6}"),
+            (b"(K\x01K\x02d", "{1=2}"),
+            (b"(K\x01K\x02t", "(1 2)"),
+            (b"K\x01K\x02K\x03\x87", "(1 2 3)"),
+            (b")\x85", "(())"),
+            (b"\x8f(K\x01K\x02\x90", "<1 2>"),
+            (b"(K\x01\x91", "<1>"),
+            (b"K\x01K\x020", "1"),
+            (b"K\x01(K\x02K\x031", "1"),
+            // The memo: by number, and by turn.
+            (b"]q\x05K\x01ah\x05\x86", "([1] [1])"),
+            (b"K\x07q\x05h\x05\x86", "(7 7)"),
+            (b"K\x07r\x05\x01\0\0j\x05\x01\0\0\x86", "(7 7)"),
+            (b"K\x07\x94h\x00\x86", "(7 7)"),
+            // Names are text; what they call is an object, or one of the table's values.
+            (b"cos\nsystem\n", "os.system"),
+            (b"\x8c\x02os\x8c\x06system\x93", "os.system"),
+            (b"cos\nsystem\nK\x01\x85R", "os.system"),
+            (b"ctorch\nSize\n(K\x02K\x03t\x85R", "(2 3)"),
+            (b"ccollections\nOrderedDict\n)R(K\x01K\x02u", "{1=2}"),
+            (b"c_codecs\nencode\nX\x01\0\0\0aX\x06\0\0\0latin1\x86R", "[97]"),
+        ];
+        for (body, expected) in cases {
+            let shown = read(body);
+            assert!(shown.ends_with(expected), "{}: {shown}", body.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn an_error_names_the_byte() {
+        assert!(read(b"K\x01i").starts_with("FILE, byte 5: opcode 0x69"), "{}", read(b"K\x01i"));
+        let deep = [&b"]".repeat(513)[..], &b"a".repeat(512)].concat();
+        assert!(read(&deep).contains("nested deeper than 512"));
+        let fits = [&b"]".repeat(512)[..], &b"a".repeat(511)].concat();
+        assert!(read(&fits).starts_with("[["));
+    }
+}

@@ -238,3 +238,71 @@ fn decode(element: Element, bytes: &[u8]) -> Vec<f32> {
         Element::Other => Vec::new(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(shape: &[i64], stride: &[i64], offset: i64) -> Result<Tensor, String> {
+        Tensor::new(Element::F32, ("0".into(), 24), offset, shape, stride)
+    }
+
+    #[test]
+    fn views_are_read_in_the_order_of_their_rows() {
+        let places = |shape: &[i64], stride: &[i64]| {
+            let tensor = tensor(shape, stride, 0).unwrap();
+            let places: Vec<usize> = (0..tensor.numel())
+                .map(|number| tensor.place(number))
+                .collect();
+            (tensor.is_contiguous(), places)
+        };
+        assert_eq!(places(&[2, 3], &[3, 1]), (true, vec![0, 1, 2, 3, 4, 5]));
+        // Transposed, every other column, an axis of one element, a scalar.
+        assert_eq!(places(&[3, 2], &[1, 3]), (false, vec![0, 3, 1, 4, 2, 5]));
+        assert_eq!(places(&[2, 2], &[4, 2]), (false, vec![0, 2, 4, 6]));
+        assert_eq!(places(&[1, 2], &[9, 1]), (true, vec![0, 1]));
+        assert_eq!(places(&[], &[]), (true, vec![0]));
+    }
+
+    #[test]
+    fn the_last_element_is_within_the_storage() {
+        assert!(tensor(&[4, 6], &[6, 1], 0).is_ok());
+        assert!(tensor(&[2, 3], &[6, 1], 15).is_ok());
+        assert!(tensor(&[0, 6], &[6, 1], 24).is_ok());
+        for (shape, stride, offset) in
+            [(&[4, 6], &[6, 1], 1), (&[2, 3], &[6, 1], 16), (&[2, 2], &[i64::MAX, 1], 0)]
+        {
+            let error = tensor(shape, stride, offset).unwrap_err();
+            assert!(error.contains("beyond its storage of 24 elements"), "{error}");
+        }
+        assert!(
+            tensor(&[1; 17], &[1; 17], 0)
+                .unwrap_err()
+                .contains("17 sizes")
+        );
+    }
+
+    #[test]
+    fn every_type_is_widened_to_f32() {
+        let cases: [(&str, &[u8], f32); 10] = [
+            ("float64", &2.5f64.to_le_bytes(), 2.5),
+            ("float32", &2.5f32.to_le_bytes(), 2.5),
+            ("float16", &f16::from_f32(2.5).to_le_bytes(), 2.5),
+            ("bfloat16", &bf16::from_f32(2.5).to_le_bytes(), 2.5),
+            ("int64", &(-3i64).to_le_bytes(), -3.0),
+            ("int32", &(-3i32).to_le_bytes(), -3.0),
+            ("int16", &(-3i16).to_le_bytes(), -3.0),
+            ("int8", &(-3i8).to_le_bytes(), -3.0),
+            ("uint8", &[253], 253.0),
+            ("bool", &[2], 1.0),
+        ];
+        for (name, bytes, value) in cases {
+            let element = Element::from_dtype(&format!("torch.{name}"));
+            let (storage, dtype) = element.names().unwrap();
+            assert_eq!((Element::from_storage(storage), dtype), (element, name));
+            assert_eq!(element.size(), Some(bytes.len() as u64), "{name}");
+            assert_eq!(decode(element, &bytes.repeat(2)), [value, value], "{name}");
+        }
+        assert_eq!(Element::from_dtype("torch.complex64").size(), None);
+    }
+}

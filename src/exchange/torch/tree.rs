@@ -303,3 +303,35 @@ impl fmt::Display for Value<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::pickled;
+
+    /// {"a": {"b": [1, 2.0, 2.5, -1, "c"], 3: None}}
+    const PICKLE: &[u8] = b"\x80\x02}X\x01\0\0\0a}X\x01\0\0\0b](K\x01G\x40\0\0\0\0\0\0\0\
+        G\x40\x04\0\0\0\0\0\0J\xff\xff\xff\xffX\x01\0\0\0cesK\x03Nss.";
+
+    #[test]
+    fn values_are_found_by_their_keys_and_named_by_their_paths() {
+        let tree = pickled(PICKLE, "FILE").unwrap();
+        let a = tree.root().need("a").unwrap();
+        assert!(a.at(3).is_some() && a.some("3").is_none() && tree.root().some("b").is_none());
+        assert_eq!(a.named().unwrap().len(), 1, "keys that are text");
+        let list = a.need("b").unwrap().items().unwrap();
+        assert_eq!(list[0].int().unwrap(), 1);
+        assert_eq!(list[1].int().unwrap(), 2);
+        assert_eq!(list[2].float().unwrap(), 2.5);
+        assert_eq!(list[4].str().unwrap(), "c");
+        for (error, words) in [
+            (a.need("d").err(), "FILE: has no d in a"),
+            (list[2].int().err(), "a.b.2 is 2.5, not a whole number"),
+            (list[3].count().err(), "a.b.3 is -1, not a count"),
+            (list[4].float().err(), "a.b.4 is \"c\", not a number"),
+            (tree.root().items().err(), "the outermost value is a dict of 1, not a list"),
+        ] {
+            let said = error.expect(words).to_string();
+            assert!(said.contains(words), "{said}");
+        }
+    }
+}

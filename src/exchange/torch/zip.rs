@@ -350,3 +350,141 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    const DATA: &[u8] = b"0123456789";
+
+    /// An archive of two stored entries; `large` has sizes and places in ZIP64 fields, as of beyond 4 GiB.
+    fn archive(large: bool, checksums: bool) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut directory = Vec::new();
+        for (name, bytes) in [("a/data.pkl", &b"N."[..]), ("a/data/0", DATA)] {
+            let at = out.len() as u64;
+            let size = bytes.len() as u64;
+            let crc = if checksums { crc32fast::hash(bytes) } else { 0 };
+            let short = if large { u32::MAX } else { size as u32 };
+            let extra: Vec<u8> = match large {
+                true => {
+                    [&[1, 0, 24, 0][..], &[size, size, at].map(u64::to_le_bytes).concat()].concat()
+                }
+                false => Vec::new(),
+            };
+            let common = [
+                &[0; 8][..], // flags, method, time, date
+                &crc.to_le_bytes(),
+                &short.to_le_bytes(),
+                &short.to_le_bytes(),
+                &(name.len() as u16).to_le_bytes(),
+            ]
+            .concat();
+            out.extend(
+                [b"PK\x03\x04\x2d\0", &common[..], &[0; 2], name.as_bytes(), bytes].concat(),
+            );
+            directory.extend([b"PK\x01\x02\x2d\0\x2d\0", &common[..]].concat());
+            directory.extend((extra.len() as u16).to_le_bytes());
+            directory.extend([0; 10]);
+            directory.extend(if large { u32::MAX } else { at as u32 }.to_le_bytes());
+            directory.extend([name.as_bytes(), &extra].concat());
+        }
+        let first = out.len() as u64;
+        let size = directory.len() as u64;
+        out.extend(&directory);
+        let end = out.len() as u64;
+        if large {
+            let head =
+                [&b"PK\x06\x06"[..], &44u64.to_le_bytes(), &[45, 0, 45, 0], &[0; 8]].concat();
+            out.extend(head);
+            out.extend([2, 2, size, first].map(u64::to_le_bytes).concat());
+            out.extend([&b"PK\x06\x07"[..], &[0; 4], &end.to_le_bytes(), &[1, 0, 0, 0]].concat());
+        }
+        let short = |value: u64| if large { u32::MAX } else { value as u32 }.to_le_bytes();
+        let count = if large { [0xff; 4] } else { [2, 0, 2, 0] };
+        out.extend(
+            [&b"PK\x05\x06"[..], &[0; 4], &count, &short(size), &short(first), &[0; 2]].concat(),
+        );
+        out
+    }
+
+    /// Opens an archive that begins at byte 100 of a file.
+    fn open(bytes: &[u8]) -> anyhow::Result<Archive> {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&[&[7; 100], bytes, &[9; 50]].concat())
+            .unwrap();
+        Archive::read(Arc::new(file), "FILE".into(), 100, bytes.len() as u64)
+    }
+
+    #[test]
+    fn entries_are_found_by_the_directory_and_by_its_zip64_fields() {
+        for large in [false, true] {
+            let archive = open(&archive(large, true)).unwrap();
+            assert!(archive.has("data.pkl") && archive.has("data/0") && !archive.has("data/1"));
+            assert_eq!(archive.size("data/0").unwrap(), 10);
+            assert_eq!(archive.bytes("data.pkl", 2).unwrap(), b"N.");
+            let most = archive.bytes("data.pkl", 1).unwrap_err().to_string();
+            assert!(most.contains("data.pkl has 2 bytes, more than 1"), "{most}");
+            assert!(archive.has_checksums());
+        }
+    }
+
+    #[test]
+    fn ranges_are_within_their_entry() {
+        let archive = open(&archive(false, true)).unwrap();
+        let mut part = [0; 3];
+        archive.range("data/0", 7, &mut part).unwrap();
+        assert_eq!(&part, b"789");
+        for from in [8, u64::MAX] {
+            let error = archive
+                .range("data/0", from, &mut part)
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains("data/0 has 10 bytes, 3 from byte"), "{error}");
+        }
+        let missing = archive
+            .range("data/1", 0, &mut part)
+            .unwrap_err()
+            .to_string();
+        assert!(missing.contains("has no entry data/1"), "{missing}");
+    }
+
+    #[test]
+    fn the_first_range_compares_the_checksum_of_all_bytes() {
+        let damage = |checksums| {
+            let mut bytes = archive(false, checksums);
+            let at = bytes.windows(10).position(|part| part == DATA).unwrap();
+            bytes[at + 9] ^= 1;
+            open(&bytes).unwrap()
+        };
+        let mut part = [0; 2];
+        let error = damage(true)
+            .range("data/0", 0, &mut part)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("the checksum of data/0 is"), "{error}");
+        // An archive may have none.
+        let archive = damage(false);
+        assert!(!archive.has_checksums());
+        archive.range("data/0", 8, &mut part).unwrap();
+        assert_eq!(&part, b"88");
+    }
+
+    #[test]
+    fn a_zip64_record_outside_of_the_file_is_refused() {
+        let whole = archive(true, true);
+        let locator = whole
+            .windows(4)
+            .position(|part| part == b"PK\x06\x07")
+            .unwrap();
+        for (at, expected) in
+            [(locator, "has no ZIP64 locator"), (locator + 14, "ZIP64 record is beyond")]
+        {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 0x7f;
+            let error = open(&bytes).err().unwrap().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

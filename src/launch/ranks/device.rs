@@ -3,12 +3,10 @@
 use super::super::rank::Rank;
 use base::{Bytes, Count, Problems};
 use comm::host_staged::HostStaged;
-use comm::nccl::Nccl;
+use comm::nccl::{Nccl, SERIAL};
 use comm::{Group, World};
-use device::Backend;
 use device::cpu::{Cpu, Instructions, processor};
-use device::cuda::nvml::Monitor;
-use device::cuda::{self, Cuda, Identity, Options, SERIAL};
+use device::{Backend, Gpu, GpuRequest, Identity, Monitor};
 use engine::{Groups, model_dtype};
 use manifest::{DeviceChoice, GpuTransport, Manifest, Precision};
 use std::time::Duration;
@@ -37,7 +35,7 @@ const ENOUGH_CORES: usize = 2;
 /// Device of a rank.
 pub enum Device {
     Cpu(Cpu),
-    Gpu { cuda: Box<Cuda>, options: Options },
+    Gpu(Gpu),
 }
 
 impl Device {
@@ -47,12 +45,11 @@ impl Device {
         local: LocalRank,
         threads: Option<usize>,
     ) -> Result<Device, Problems> {
-        let count = || cuda::device_count(&Options::from_environment(0));
         let ordinal = match m.train.device {
             DeviceChoice::Cpu => None,
-            DeviceChoice::Cuda => Some(ordinal(m, local, count())?),
+            DeviceChoice::Cuda => Some(ordinal(m, local, Gpu::count())?),
             DeviceChoice::Auto => {
-                let count = count();
+                let count = Gpu::count();
                 has_enough_gpus(m, local, count)
                     .then(|| ordinal(m, local, count))
                     .transpose()?
@@ -68,27 +65,31 @@ impl Device {
             }
             return Cpu::open(threads).map(Device::Cpu);
         };
-        let [tf32, fp8] = [Precision::Tf32, Precision::Fp8].map(|kind| m.precision == kind);
-        let dtype = model_dtype(m.precision);
-        let options = Options::from_environment(ordinal);
-        let connect = options.connect.min(largest_operation(m));
-        let blocking = local.cores < ENOUGH_CORES;
-        let options = Options { dtype, tf32, fp8, threads, connect, blocking, ..options };
-        Ok(Device::Gpu { cuda: Box::new(Cuda::open(&options)?), options })
+        let request = GpuRequest {
+            ordinal,
+            dtype: model_dtype(m.precision),
+            tf32: m.precision == Precision::Tf32,
+            fp8: m.precision == Precision::Fp8,
+            largest_collective: largest_operation(m),
+            blocking: local.cores < ENOUGH_CORES,
+            threads,
+        };
+        Gpu::open(request).map(Device::Gpu)
     }
 
     pub fn backend(&self) -> &dyn Backend {
         match self {
             Device::Cpu(cpu) => cpu,
-            Device::Gpu { cuda, .. } => &**cuda,
+            Device::Gpu(gpu) => gpu.backend(),
         }
     }
 
-    /// Monitor of a GPU's clock, power and temperature; None on the CPU or without NVML.
-    pub fn monitor(&self) -> Option<Monitor> {
+    /// Monitor of a GPU's clock, power, temperature and faults; None on the CPU or without the
+    /// vendor's library.
+    pub fn monitor(&self) -> Option<Box<dyn Monitor>> {
         match self {
             Device::Cpu(_) => None,
-            Device::Gpu { options, .. } => Monitor::open(&options.folders, &self.gpu()?.uuid),
+            Device::Gpu(gpu) => gpu.monitor(),
         }
     }
 
@@ -97,7 +98,7 @@ impl Device {
     pub fn description(&self, precision: Precision) -> String {
         let cpu = match self {
             Device::Cpu(cpu) => cpu,
-            Device::Gpu { cuda, .. } => return cuda.description().to_string(),
+            Device::Gpu(gpu) => return gpu.description().to_string(),
         };
         let set = Instructions::in_use();
         let name = processor::name().map_or(String::new(), |name| format!("{name}, "));
@@ -110,7 +111,7 @@ impl Device {
     }
 
     /// Advice where the processor computes the run's 16-bit floats in f32: then they save memory,
-    /// but no time (benches/RESULTS.md).
+    /// but no time (benches/LOG.md).
     pub fn advice(&self, precision: Precision) -> Option<String> {
         let multiplied = Instructions::in_use().multiplies_bf16() && precision == Precision::Bf16;
         let halves = matches!(precision, Precision::Bf16 | Precision::Fp16) && !multiplied;
@@ -120,11 +121,11 @@ impl Device {
         })
     }
 
-    /// GPU ordinal; None for the CPU.
+    /// Identity of the GPU; None for the CPU.
     pub fn gpu(&self) -> Option<&Identity> {
         match self {
             Device::Cpu(_) => None,
-            Device::Gpu { cuda, .. } => Some(cuda.identity()),
+            Device::Gpu(gpu) => Some(gpu.identity()),
         }
     }
 
@@ -137,7 +138,7 @@ impl Device {
     pub fn memory(&self) -> Option<(Bytes, Bytes)> {
         match self {
             Device::Cpu(_) => None,
-            Device::Gpu { cuda, .. } => Some(cuda.free_memory()),
+            Device::Gpu(gpu) => Some(gpu.memory()),
         }
     }
 
@@ -157,11 +158,9 @@ impl Device {
         m: &Manifest,
     ) -> Result<GroupFactory<'a>, Problems> {
         let nccl = match self {
-            Device::Gpu { cuda, options }
-                if m.comm.gpu_transport == GpuTransport::Nccl && world.size() > 1 =>
-            {
+            Device::Gpu(gpu) if m.comm.gpu_transport == GpuTransport::Nccl && world.size() > 1 => {
                 let timeout = Duration::from_secs_f64(m.comm.start_timeout_s);
-                Some(Nccl::open(cuda, options)?.with_setup_timeout(timeout))
+                Some(Nccl::for_gpu(gpu)?.with_setup_timeout(timeout))
             }
             _ => None,
         };
@@ -198,8 +197,8 @@ impl GroupFactory<'_> {
     pub fn group(&self, name: &str, ranks: &[usize]) -> Box<dyn Group> {
         match (&self.nccl, self.device) {
             (Some(nccl), _) => nccl.group(self.world, name, ranks),
-            (None, Device::Gpu { cuda, .. }) if ranks.len() > 1 => {
-                Box::new(HostStaged::new(cuda, self.world.group(name, ranks)))
+            (None, Device::Gpu(gpu)) if ranks.len() > 1 => {
+                Box::new(HostStaged::for_gpu(gpu, self.world.group(name, ranks)))
             }
             (None, _) => self.world.group(name, ranks),
         }
@@ -273,9 +272,7 @@ fn has_enough_gpus(m: &Manifest, local: LocalRank, count: usize) -> bool {
 /// Whether the ranks of the manifest are several and compute on GPUs of this machine, one each.
 pub fn gpu_for_each_rank(m: &Manifest) -> bool {
     let ranks = m.topology.ranks();
-    ranks > 1
-        && m.train.device != DeviceChoice::Cpu
-        && cuda::device_count(&Options::from_environment(0)) >= ranks
+    ranks > 1 && m.train.device != DeviceChoice::Cpu && Gpu::count() >= ranks
 }
 
 /// Adds the rank's name to the problems, if there are several ranks.

@@ -93,7 +93,7 @@ pub fn forward(cx: &Cx, w: &Params, a: &AttentionActs) {
     match a.kv_cache {
         None => cx.be.run(op::Attention {
             qkv: a.transformed,
-            how: a.attend,
+            attend: a.attend,
             y: a.ctx.x.set(),
             lse: a.lse.set(),
         }),
@@ -106,9 +106,9 @@ pub fn forward(cx: &Cx, w: &Params, a: &AttentionActs) {
 }
 
 fn transform_query_key(cx: &Cx, w: &Params, a: &AttentionActs) {
-    if let Some(how) = a.query_key(cx, w) {
+    if let Some(transform) = a.query_key(cx, w) {
         cx.be
-            .run(op::QueryKey { qkv: a.qkv, how, y: a.transformed.set() });
+            .run(op::QueryKey { qkv: a.qkv, transform, y: a.transformed.set() });
     }
 }
 
@@ -129,14 +129,19 @@ pub fn backward(
         qkv: a.transformed,
         y: a.ctx.x,
         lse: a.lse,
-        how: a.attend,
+        attend: a.attend,
         dqkv: d.qkv.set(),
     });
-    if let Some(how) = a.query_key(cx, w) {
+    if let Some(transform) = a.query_key(cx, w) {
         let [dquery, dkey] = [QNorm, KNorm].map(|norm| g.get(norm).map(Tensor::add));
-        let (dy, qkv, dx) = (d.qkv, a.qkv, d.qkv.set());
-        cx.be
-            .run(op::QueryKeyBackward { dy, qkv, how, dx, dquery, dkey });
+        cx.be.run(op::QueryKeyBackward {
+            dy: d.qkv,
+            qkv: transform.norm.map(|_| a.qkv),
+            transform,
+            dx: d.qkv.set(),
+            dquery,
+            dkey,
+        });
     }
     let dw = g.out(QkvW);
     let db = g.get_out(QkvB);

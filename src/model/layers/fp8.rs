@@ -18,7 +18,9 @@ use crate::fp8_weight::Fp8Weight;
 use crate::weights::table;
 use crate::{Cx, Params, TpSplit, Weight};
 use base::{DType, Fp8};
-use device::{Arena, Backend, Epilogue, Fp8Scaling, Lines, Out, Quantized, Tensor, op};
+use device::{
+    Arena, Backend, Epilogue, Fp8Scaling, Lines, Out, Quantized, QuantizedBy, Tensor, op,
+};
 
 /// fp8 settings and workspace of a pass. A pass without it computes in the model's dtype.
 #[derive(Clone, Copy, Debug)]
@@ -107,14 +109,18 @@ impl<'a> Products<'a> {
         let be = self.cx.be;
         let to = self.place(m, Lines::Rows);
         if to.scaling == Fp8Scaling::RowWise && !self.is_shared(m, Lines::Rows) {
-            be.run(op::QuantizeRows { x: m.x, to, columns: columns.map(Tensor::set) });
+            be.run(op::QuantizeRows { x: m.x, to: to.set(), columns: columns.map(Tensor::set) });
         } else {
             let (own, all) = self.maxima(m, Lines::Rows);
             let rows = Some(own.set());
             let columns = columns.map(Tensor::set);
             be.run(op::LineMaxima { x: m.x, rows, columns });
             self.gather(own, all);
-            be.run(op::Quantize { x: m.x, rows: Some((all, to)), columns: None });
+            be.run(op::Quantize {
+                x: m.x,
+                rows: Some(QuantizedBy { maxima: all, to: to.set() }),
+                columns: None,
+            });
         }
         to
     }
@@ -128,9 +134,11 @@ impl<'a> Products<'a> {
             known
         };
         self.gather(known, all);
-        self.cx
-            .be
-            .run(op::Quantize { x: m.x, rows: None, columns: Some((all, to)) });
+        self.cx.be.run(op::Quantize {
+            x: m.x,
+            rows: None,
+            columns: Some(QuantizedBy { maxima: all, to: to.set() }),
+        });
         to
     }
 
@@ -142,7 +150,8 @@ impl<'a> Products<'a> {
         for (own, all) in maxima {
             self.gather(own, all);
         }
-        let [rows, columns] = [0, 1].map(|at| Some((maxima[at].1, to[at])));
+        let [rows, columns] =
+            [0, 1].map(|at| Some(QuantizedBy { maxima: maxima[at].1, to: to[at].set() }));
         self.cx.be.run(op::Quantize { x: m.x, rows, columns });
     }
 

@@ -5,7 +5,7 @@ use super::norm::{self, NormActs};
 use crate::weights::Weight::*;
 use crate::{Cx, GradBuffers, Inputs, Params, mup};
 use base::DType;
-use device::{Arena, Gemm, Logits, Out, Section, Tensor, ZLoss, op};
+use device::{Arena, Gemm, Logits, LossLogits, Out, Section, Tensor, ZLoss, op};
 
 #[rustfmt::skip]
 pub struct HeadActs {
@@ -110,19 +110,20 @@ pub fn logits(cx: &Cx, w: &Params, table: Tensor, a: &HeadActs, row: usize) -> T
     logits
 }
 
-/// Losses of a chunk of tokens that starts at `first`, and the scaled gradient of their logits.
+/// Losses of a chunk of tokens that starts at `first`, from their logits x, and the scaled gradient of
+/// the logits.
 fn cross_entropy(
     cx: &Cx,
     i: &Inputs,
     a: &HeadActs,
     first: usize,
-    logits: Tensor,
+    x: Tensor,
     scale: Option<Tensor>,
 ) {
-    let rows = logits.rows;
+    let rows = x.rows;
     let first_entry = cx.tp.first(cx.model.vocab_padded);
     let vocab = cx.model.vocab;
-    let how = Logits { x: logits, first: first_entry, vocab, cap: cx.model.logit_softcap };
+    let logits = Logits { x, first: first_entry, vocab, cap: cx.model.logit_softcap };
     let targets = i.targets.row_range(first, rows);
     let ranks = cx.tp.group.size();
     let stats = a.stats.row_range(0, ranks * rows);
@@ -132,14 +133,20 @@ fn cross_entropy(
         .z_losses
         .zip(cx.z_loss)
         .map(|(all, coefficient)| ZLoss { coefficient, losses: all.row_range(first, rows).set() });
-    let entropy =
-        op::CrossEntropy { logits: how, targets, weights, stats, losses: losses.set(), z, scale };
+    let entropy = op::CrossEntropy {
+        targets,
+        weights,
+        stats,
+        losses: losses.set(),
+        z,
+        logits: LossLogits { logits, scale },
+    };
     if ranks == 1 {
-        return cx.be.run(op::CrossEntropyUnsplit(entropy));
+        return cx.be.run(op::CrossEntropyUnsplit::new(entropy));
     }
     let part = stats.row_range(cx.tp.group.rank() * rows, rows);
     cx.be
-        .run(op::CrossEntropyStats { logits: how, targets, stats: part.set() });
+        .run(op::CrossEntropyStats { logits, targets, stats: part.set() });
     cx.tp.group.all_gather(part, stats);
     cx.be.run(entropy);
 }

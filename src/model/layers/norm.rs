@@ -96,7 +96,7 @@ pub fn backward_residual(
     dbias: Option<Out>,
 ) {
     let norm = a.backward(w, g, d.h, d.stream.add());
-    let residual =
-        op::ResidualBackward { dy: d.stream, drop: *drop, dbranch: d.branch.set(), dbias };
+    let dbranch = drop.output(d.stream, d.branch);
+    let residual = op::ResidualBackward { dy: d.stream, drop: *drop, dbranch, dbias };
     cx.be.run(op::NormResidualBackward { norm, residual });
 }

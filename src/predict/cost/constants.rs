@@ -42,11 +42,11 @@ T = TIME {
     Crowd: "crowd", 0.3, 0.5, "power of the replicas' nodes by which those sums slow down";
     RingLatency: "ring_latency", 50.0, 0.7, "µs of a layer's sum over replicas, beside its bytes";
     Hidden: "hidden", 0.8, 0.2, "share of messages that runs beside work, where the program overlaps";
-    Flatten: "flatten", 20.0, 0.7, "bytes a parameter and step, of copies and checks of gradients";
+    Flatten: "flatten", 20.0, 0.7, "bytes per parameter and step, of copies and checks of gradients";
     Launch: "launch", 5.0, 0.3, "ms a layer and micro-batch, where launches block";
     Floor: "floor", 1.0, 0.5, "ms a layer and micro-batch that launches take at least";
     Micro: "micro", 3.0, 0.7, "ms a stage and micro-batch, of the program around it";
-    Step: "step", 0.1, 1.0, "seconds a step, of the program around it";
+    Step: "step", 0.1, 1.0, "seconds per step, of the program around it";
     Accumulate: "accumulate", 1.0, 0.3, "gradient accumulation's traffic beside the formula's";
     Eager: "eager", 0.6, 0.15, "rate of element-wise work in op-by-op PyTorch beside fused kernels'";
     EagerStep: "eager_step", 4.0, 0.7, "Adafactor's time in op-by-op PyTorch, beside its traffic";

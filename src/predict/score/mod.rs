@@ -50,7 +50,7 @@ pub struct Unseen<'a> {
     pub after: Vec<(usize, Vec<Scored<'a>>)>,
 }
 
-/// Numbers of measured rows of a source in `Unseen::after`.
+/// How many of a source's own rows are added before its rest is scored again (`Unseen::after`).
 const MEASURED: [usize; 2] = [5, 20];
 
 /// Predicts every source from all others.

@@ -5,173 +5,199 @@ use super::{
     sources_left_out, time_errors,
 };
 use crate::cost::constants::{MEMORY, Prior, TIME};
-use crate::predictor::Predictor;
+use crate::predictor::{Prediction, Predictor};
 use crate::rows::{self, Row};
+use base::table::{Cell, Printout, Rows, Table};
+use estimate::setup::Setup;
 use estimate::trainers::UNKNOWN_BAR;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
-/// Summarised figures, by name.
-fn summary(scored: &[Scored]) -> Vec<(&'static str, Errors)> {
+/// Errors of rows with a common name.
+type Named = (String, Errors);
+
+/// Summarised errors, by name.
+fn summary(scored: &[Scored]) -> Vec<Named> {
     let errors_of = |pick: &dyn Fn(&str, &str) -> bool| {
         time_errors(scored, &|row: &Row| {
             let setup = row.setup.as_ref();
             setup.is_ok_and(|s| pick(s.program.name(), &s.hardware.name))
         })
     };
-    vec![
+    let is_fsdp = |program: &str| program == "fsdp" || program == "torchtitan";
+    let is_b200 = |machine: &str| machine.contains("b200") || machine.contains("b300");
+    let all = [
         ("time, all rows", time_errors(scored, &|_| true)),
         ("time, Jean Zay, printed", time_errors(scored, &printed)),
         ("time, Jean Zay's A100", time_errors(scored, &known_cluster)),
         ("time, Megatron-LM", errors_of(&|program, _| program == "megatron-lm")),
-        ("time, FSDP", errors_of(&|program, _| program == "fsdp" || program == "torchtitan")),
+        ("time, FSDP", errors_of(&|program, _| is_fsdp(program))),
         ("time, H100", errors_of(&|_, machine| machine.contains("h100"))),
-        (
-            "time, B200 to GB300",
-            errors_of(&|_, machine| machine.contains("b200") || machine.contains("b300")),
-        ),
+        ("time, B200 to GB300", errors_of(&|_, machine| is_b200(machine))),
         ("memory, Jean Zay's A100", memory_errors(scored, &known_cluster)),
         ("memory, others", memory_errors(scored, &|row| !known_cluster(row))),
-    ]
+    ];
+    all.map(|(name, errors)| (name.to_string(), errors)).into()
 }
 
-fn heads() -> String {
-    format!(
-        "  {:28}{:>6}{:>9}{:>9}{:>9}{:>9}{:>18}{:>9}\n",
-        "", "rows", "mean", "median", "p90", "worst", "within its bar", "bar"
-    )
+fn errors_table(rows: &[Named]) -> Table {
+    Rows::new(rows)
+        .text("", |(name, _)| name.clone())
+        .text("rows", |(_, e)| e.rows)
+        .text("mean", |(_, e)| Cell::percent(e.mean))
+        .text("median", |(_, e)| Cell::percent(e.median))
+        .text("p90", |(_, e)| Cell::percent(e.p90))
+        .text("worst", |(_, e)| Cell::percent(e.worst))
+        .text("within its bar", |(_, e)| e.within)
+        .text("", |(_, e)| Cell::percent(e.within_bar))
+        .text("bar", |(_, e)| Cell::percent(e.bar))
+        .table()
 }
 
-fn line(name: &str, e: &Errors) -> String {
-    let percent = |x: f64| format!("{:.1} %", 100.0 * x);
-    let [mean, median, p90, worst, bar] = [e.mean, e.median, e.p90, e.worst, e.bar].map(percent);
-    let rows = e.rows;
-    let inside = format!("{} ({})", e.within, percent(e.within_bar));
-    format!("  {name:28}{rows:>6}{mean:>9}{median:>9}{p90:>9}{worst:>9}{inside:>18}{bar:>9}\n")
-}
-
-fn table(scored: &[Scored]) -> String {
-    let mut text = heads();
-    for (name, e) in summary(scored).iter().filter(|(_, e)| e.rows > 0) {
-        text += &line(name, e);
-    }
+/// Adds the summary of some rows.
+fn add_summary(scored: &[Scored], title: &str, out: &mut Printout) {
+    let mut rows = summary(scored);
+    rows.retain(|(_, errors)| errors.rows > 0);
+    out.table(errors_table(&rows).titled(title));
     for (name, of) in [("fits, Jean Zay's A100", true), ("fits, others", false)] {
         let (right, known) = fits(scored, &|row| known_cluster(row) == of);
         if known > 0 {
             let share = 100.0 * right as f64 / known as f64;
-            let _ = writeln!(text, "  {name:28}{known:>6}  right for {right}: {share:.1} %");
+            out.line(format!("  {name}: right for {right} of {known} rows, {share:.1} %"));
         }
     }
-    text
 }
 
 /// Scores of the shipped rows: each configuration left out, then each source.
-pub fn selftest() -> (String, Value) {
+pub fn selftest() -> Printout {
     let rows = rows::shipped();
-    let out = left_out(&rows);
-    let mut text = String::from("Rows that were not seen (whole configurations left out):\n");
-    text += &table(&out);
-    let (sources, sources_json, mut cases) = unseen_sources(&rows);
-    text += &sources;
-    let configurations = "configurations on a measured cluster".to_string();
-    cases.push((configurations, time_errors(&out, &|_| true), None));
-    let (goals, goals_json) = goals(&cases);
-    text += &goals;
-    text += "\nBefore any row is seen (round numbers from data sheets and the literature):\n";
+    let out_of_sight = left_out(&rows);
     let prior = all(&Predictor::prior(), rows.iter().copied());
-    text += &table(&prior);
-    text += "\nThe topology that it picks, left out, against the best measured:\n";
-    for (name, ways, regret) in regrets(&out) {
-        let _ = writeln!(text, "  {name:48}{ways:>3} topologies  {:+.1} %", 100.0 * regret);
-    }
+    let mut out = Printout::new(json!({}));
+    out.json["left_out"] = summary_json(&out_of_sight);
+    out.json["uncalibrated"] = summary_json(&prior);
+    let title = "Rows that were not seen (whole configurations left out):";
+    add_summary(&out_of_sight, title, &mut out);
+    let mut goals = unseen_sources(&rows, &mut out);
+    goals.push(Goal {
+        name: "configurations on a measured cluster".to_string(),
+        errors: time_errors(&out_of_sight, &|_| true),
+        widest: None,
+    });
+    add_goals(&goals, &mut out);
+    let title = "Before any row is seen (round numbers from data sheets and the literature):";
+    add_summary(&prior, title, &mut out);
+    let title = "The topology that it picks, left out, against the best measured:";
+    out.table(sweeps(&out_of_sight).titled(title));
     let constants = Predictor::shipped().constants();
-    for (kind, table, values) in
-        [("time", TIME, &constants.time), ("memory", MEMORY, &constants.memory)]
-    {
-        let _ = writeln!(text, "\nConstants of {kind}: {:>29}{:>9}", "before", "fitted");
-        for (Prior { name, value, about, .. }, fitted) in table.iter().zip(values) {
-            let _ = writeln!(text, "  {name:14}{value:>28.3}{fitted:>9.3}  {about}");
-        }
-    }
-    let json = json!({ "left_out": summary_json(&out), "sources_left_out": sources_json,
-        "uncalibrated": summary_json(&prior), "goals": goals_json });
-    (text, json)
+    out.table(fitted(TIME, &constants.time).titled("Constants of time"));
+    out.table(fitted(MEMORY, &constants.memory).titled("Constants of memory"));
+    out
 }
 
-/// Case of the goals of error bars: name, errors, and the widest median bar, if that has a goal.
-type Goal = (String, Errors, Option<f64>);
+/// Constants before and after the fit.
+fn fitted(table: &[Prior], values: &[f64]) -> Table {
+    let rows: Vec<(&Prior, f64)> = table.iter().zip(values.iter().copied()).collect();
+    Rows::new(&rows)
+        .text("", |(prior, _)| prior.name)
+        .text("before", |(prior, _)| Cell::fixed(prior.value, 3))
+        .text("fitted", |(_, fitted)| Cell::fixed(*fitted, 3))
+        .text("", |(prior, _)| prior.about)
+        .table()
+}
+
+/// Sweeps over topologies: how much slower the predicted best is than the measured best.
+fn sweeps(scored: &[Scored]) -> Table {
+    Rows::new(&regrets(scored))
+        .column("", "sweep", |(name, ..)| name.clone())
+        .column("topologies", "ways", |(_, ways, _)| *ways)
+        .column("slower", "regret", |(.., regret)| Cell::percent(*regret))
+        .table()
+}
+
+/// Case of the goals of error bars.
+struct Goal {
+    name: String,
+    errors: Errors,
+    /// Widest median bar, if that has a goal.
+    widest: Option<f64>,
+}
 
 /// Share of rows that should be within their bars.
 const WITHIN: f64 = 0.9;
 
-/// Bars against their goals.
-fn goals(all: &[Goal]) -> (String, Value) {
-    let mut text = String::from("\nBars against their goals, nine in ten rows within:\n");
-    let mut json = serde_json::Map::new();
-    for (name, e, widest) in all {
-        let met = e.within_bar >= WITHIN && widest.is_none_or(|widest| e.bar <= widest);
-        let most =
-            widest.map_or(String::new(), |widest| format!(" (at most {:.0} %)", 100.0 * widest));
-        let _ = writeln!(
-            text,
-            "  {name:50}{:>5} rows {:>6.1} % within, bar {:>3.0} %{most}: {}",
-            e.rows,
-            100.0 * e.within_bar,
-            100.0 * e.bar,
-            if met { "met" } else { "MISSED" }
-        );
-        let mut figures = json!(e);
-        (figures["widest"], figures["met"]) = (json!(widest), json!(met));
-        json.insert(name.clone(), figures);
+impl Goal {
+    fn is_met(&self) -> bool {
+        let is_narrow = self.widest.is_none_or(|widest| self.errors.bar <= widest);
+        self.errors.within_bar >= WITHIN && is_narrow
     }
-    (text, Value::Object(json))
 }
 
-/// Scores of every source from all others: without its rows, then with some of them.
-fn unseen_sources(rows: &[&Row]) -> (String, Value, Vec<Goal>) {
-    let mut text =
-        String::from("\nTime of rows of sources of which no row was seen, and after some were:\n");
-    text += &heads();
+/// Adds bars against their goals.
+fn add_goals(goals: &[Goal], out: &mut Printout) {
+    let mut json = Map::new();
+    for goal in goals {
+        let mut figures = json!(goal.errors);
+        figures["widest"] = json!(goal.widest);
+        figures["met"] = json!(goal.is_met());
+        json.insert(goal.name.clone(), figures);
+    }
+    out.json["goals"] = json.into();
+    let table = Rows::new(goals)
+        .text("", |goal| goal.name.clone())
+        .text("rows", |goal| goal.errors.rows)
+        .text("within", |goal| Cell::percent(goal.errors.within_bar))
+        .text("bar", |goal| Cell::percent(goal.errors.bar))
+        .text("at most", |goal| Cell::optional(goal.widest.map(Cell::percent)))
+        .text("", |goal| if goal.is_met() { "met" } else { "MISSED" });
+    out.table(table.titled("Bars against their goals, nine in ten rows within:"));
+}
+
+/// Adds scores of every source from all others: without its rows, then with some of them.
+fn unseen_sources(rows: &[&Row], out: &mut Printout) -> Vec<Goal> {
+    let mut table: Vec<Named> = Vec::new();
     let mut every: Vec<Scored> = Vec::new();
     let mut goals: Vec<Goal> = Vec::new();
     let mut known: BTreeMap<usize, Vec<Scored>> = BTreeMap::new();
-    let mut json = serde_json::Map::new();
+    let mut json = Map::new();
     for left_out in sources_left_out(rows) {
         let unseen = time_errors(&left_out.scored, &|_| true);
-        text += &line(left_out.source, &unseen);
-        let rows_json: Vec<Value> = left_out.scored.iter().map(row_json).collect();
-        let mut figures = json!({ "unseen": unseen, "rows": rows_json });
+        let mut figures = json!({ "unseen": unseen, "rows": rows_table(&left_out.scored).json() });
+        table.push((left_out.source.to_string(), unseen));
         for (count, scored) in left_out.after {
             let after = time_errors(&scored, &|_| true);
-            text += &line(&format!("    after {count} rows"), &after);
             figures[format!("after_{count}")] = json!(after);
-            let rows_json: Vec<Value> = scored.iter().map(row_json).collect();
-            figures[format!("rows_after_{count}")] = json!(rows_json);
+            figures[format!("rows_after_{count}")] = rows_table(&scored).json();
+            table.push((format!("    after {count} rows"), after));
             known.entry(count).or_default().extend(scored);
         }
         json.insert(left_out.source.to_string(), figures);
         every.extend(left_out.scored);
     }
     for (name, errors) in cases(rows, &every) {
-        text += &line(name, &errors);
         json.insert(name.to_string(), json!({ "unseen": errors }));
-        goals.push((format!("{name}, no row of its source seen"), errors, Some(UNKNOWN_BAR)));
+        table.push((name.to_string(), errors.clone()));
+        let name = format!("{name}, no row of its source seen");
+        goals.push(Goal { name, errors, widest: Some(UNKNOWN_BAR) });
     }
     for (count, scored) in &known {
         let errors = time_errors(scored, &|_| true);
-        text += &line(&format!("all, after {count} rows"), &errors);
-        goals.push((format!("after {count} own rows"), errors, None));
+        table.push((format!("all, after {count} rows"), errors.clone()));
+        goals.push(Goal { name: format!("after {count} own rows"), errors, widest: None });
     }
     let together = time_errors(&every, &|_| true);
-    text += &line("all, unseen", &together);
     json.insert("all".to_string(), json!({ "unseen": together }));
-    text += "\nMemory of rows of sources of which no row was seen:\n";
-    text += &heads();
+    table.push(("all, unseen".to_string(), together));
+    let title = "Time of rows of sources of which no row was seen, and after some were:";
+    out.table(errors_table(&table).titled(title));
     let memory = memory_errors(&every, &|_| true);
-    text += &line("all, unseen", &memory);
-    goals.push(("memory, no row of its source seen".to_string(), memory, None));
-    (text, Value::Object(json), goals)
+    let row = [("all, unseen".to_string(), memory.clone())];
+    let title = "Memory of rows of sources of which no row was seen:";
+    out.table(errors_table(&row).titled(title));
+    let name = "memory, no row of its source seen".to_string();
+    goals.push(Goal { name, errors: memory, widest: None });
+    out.json["sources_left_out"] = json.into();
+    goals
 }
 
 /// Rows whose source was left out, by whether other sources have their program.
@@ -188,86 +214,72 @@ fn cases(rows: &[&Row], unseen: &[Scored]) -> [(&'static str, Errors); 2] {
 }
 
 /// Scores of a predictor on a file of runs.
-pub fn score(predictor: &Predictor, rows: &[Row]) -> (String, Value) {
+pub fn score(predictor: &Predictor, rows: &[Row]) -> Printout {
     let scored = all(predictor, rows);
-    let mut text = format!(
-        "{:12}{:>12}{:>12}{:>9}{:>10}{:>10}  fits\n",
-        "row", "s predicted", "measured", "÷ or ×", "GB pred.", "measured"
-    );
-    let dash = |x: Option<f64>| x.map_or("–".to_string(), |x| format!("{x:.2}"));
-    for s in &scored {
-        if let Some(p) = &s.prediction {
-            let _ = writeln!(
-                text,
-                "{:12}{:>12.2}{:>12}{:>9.2}{:>10.1}{:>10}  {}",
-                s.row.id,
-                p.seconds,
-                dash(s.row.seconds),
-                1.0 + p.seconds_error,
-                p.gigabytes,
-                dash(s.row.memory_gb),
-                if p.fits { "yes" } else { "no" }
-            );
-        }
-        match &s.row.setup {
-            Err(why) => {
-                let _ = writeln!(text, "{:12}  refused: {why}", s.row.id);
-            }
-            Ok(_) => s.row.problems().iter().for_each(|odd| {
-                let _ = writeln!(text, "{:12}  odd: {odd}", s.row.id);
-            }),
-        }
-    }
+    let table = rows_table(&scored);
+    let json = json!({ "rows": table.json(), "summary": summary_json(&scored) });
+    let mut out = Printout::new(json);
+    out.table(table);
     let refused = rows.iter().filter(|row| row.setup.is_err()).count();
-    let _ = writeln!(text, "\n{} rows, {refused} refused", rows.len());
-    text += &table(&scored);
-    let rows: Vec<Value> = scored.iter().map(row_json).collect();
-    (text, json!({ "rows": rows, "summary": summary_json(&scored) }))
+    add_summary(&scored, &format!("{} rows, {refused} refused", rows.len()), &mut out);
+    out
 }
 
-fn row_json(s: &Scored) -> Value {
-    let mut row = json!({
-        "id": s.row.id,
-        "line": s.row.line,
-        "program": s.row.setup.as_ref().map_or("", |setup| setup.program.name()),
-        "machine": s.row.setup.as_ref().map_or("", |setup| &*setup.hardware.name),
-        "measured_sec_per_iter": s.row.seconds,
-        "measured_mem_gb": s.row.memory_gb,
-        "measured_fits": s.row.fits,
-        "odd": s.row.problems(),
-        "refused": s.row.setup.as_ref().err(),
-    });
-    let predicted = match (&s.prediction, &s.row.setup) {
-        (Some(p), Ok(setup)) => json!({
-            "sec_per_iter": p.seconds,
-            "time_bar": p.seconds_error,
-            "mem_gb": p.gigabytes,
-            "mem_bar": p.gigabytes_error,
-            "mem_needed_gb": p.memory.needed(),
-            "fits": p.fits,
-            "tflops": setup.flops().1 / (p.seconds * setup.ranks() as f64 * 1e12),
-            "tflops_simple": setup.simple_tflops(p.seconds),
-        }),
-        _ => json!({ "sec_per_iter": null, "time_bar": null, "mem_gb": null, "mem_bar": null,
-            "fits": null }),
-    };
-    if let (Value::Object(row), Value::Object(predicted)) = (&mut row, predicted) {
-        row.extend(predicted);
-    }
-    row
+/// Cell of a prediction; None if there is none.
+fn predicted(s: &Scored, cell: fn(&Prediction, &Setup) -> Cell) -> Option<Cell> {
+    Some(cell(s.prediction.as_ref()?, s.row.setup.as_ref().ok()?))
+}
+
+/// Measured and predicted needs of rows, with what is wrong with a row below it.
+fn rows_table(scored: &[Scored]) -> Table {
+    let setup = |s: &Scored| s.row.setup.clone().ok();
+    let measured = |value: Option<f64>| Cell::optional(value.map(|value| Cell::fixed(value, 2)));
+    let shown = |s: &Scored, cell| Cell::optional(predicted(s, cell));
+    let if_known = |s: &Scored, cell| predicted(s, cell).unwrap_or_default();
+    Rows::new(scored)
+        .column("row", "id", |s| s.row.id.clone())
+        .json("line", |s| s.row.line)
+        .json("program", |s| setup(s).map_or("", |setup| setup.program.name()))
+        .json("machine", |s| setup(s).map_or("", |setup| &setup.hardware.name))
+        .column("s predicted", "sec_per_iter", |s| shown(s, |p, _| Cell::fixed(p.seconds, 2)))
+        .column("measured", "measured_sec_per_iter", |s| measured(s.row.seconds))
+        .text("÷ or ×", |s| shown(s, |p, _| Cell::fixed(1.0 + p.seconds_error, 2)))
+        .json("time_bar", |s| shown(s, |p, _| p.seconds_error.into()))
+        .column("GB predicted", "mem_gb", |s| shown(s, |p, _| Cell::fixed(p.gigabytes, 1)))
+        .column("measured", "measured_mem_gb", |s| measured(s.row.memory_gb))
+        .json("mem_bar", |s| shown(s, |p, _| p.gigabytes_error.into()))
+        .column("fits", "fits", |s| {
+            shown(s, |p, _| Cell::new(p.fits, if p.fits { "yes" } else { "no" }))
+        })
+        .json("measured_fits", |s| Cell::new(s.row.fits, ""))
+        .json("mem_needed_gb", |s| if_known(s, |p, _| p.memory.needed().into()))
+        .json("tflops", |s| {
+            if_known(s, |p, s| (s.flops().1 / (p.seconds * s.ranks() as f64 * 1e12)).into())
+        })
+        .json("tflops_simple", |s| if_known(s, |p, s| s.simple_tflops(p.seconds).into()))
+        .below("refused", |s| match &s.row.setup {
+            Err(why) => Cell::new(why.clone(), format!("refused: {why}")),
+            Ok(_) => Cell::new(Value::Null, ""),
+        })
+        .below("odd", |s| {
+            let problems = s.row.problems();
+            let shown = if s.row.setup.is_ok() { &problems[..] } else { &[] };
+            let lines: Vec<String> = shown
+                .iter()
+                .map(|problem| format!("odd: {problem}"))
+                .collect();
+            Cell::new(problems.clone(), lines.join("\n"))
+        })
+        .table()
 }
 
 fn summary_json(scored: &[Scored]) -> Value {
     let named = summary(scored)
         .into_iter()
-        .map(|(name, e)| (name.to_string(), json!(e)));
-    let mut all: serde_json::Map<String, Value> = named.collect();
+        .map(|(name, e)| (name, json!(e)));
+    let mut all: Map<String, Value> = named.collect();
     let (right, known) = fits(scored, &known_cluster);
     all.insert("fits, Jean Zay's A100".to_string(), json!({ "rows": known, "right": right }));
-    let sweeps: Vec<Value> = regrets(scored)
-        .into_iter()
-        .map(|(name, ways, regret)| json!({ "sweep": name, "ways": ways, "regret": regret }))
-        .collect();
-    all.insert("sweeps".to_string(), json!(sweeps));
-    Value::Object(all)
+    all.insert("sweeps".to_string(), sweeps(scored).json());
+    all.into()
 }

@@ -5,7 +5,7 @@
 use super::RunInfo;
 use base::null_is_nan;
 use base::svg::{Scale, Stroke, short};
-use device::cuda::nvml::Health;
+use device::Health;
 use engine::Outcome;
 use manifest::Manifest;
 use serde::{Deserialize, Serialize};

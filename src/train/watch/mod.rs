@@ -21,8 +21,7 @@ use super::loader::DataShard;
 use checkpoint::{DataId, Progress, State};
 use data::Datasets;
 use data::eval::{Accuracy, Task};
-use device::Backend;
-use device::cuda::nvml::Monitor;
+use device::{Backend, Monitor};
 use engine::Engine;
 use estimate::parts::PartTable;
 use launch::rank::Rank;
@@ -62,8 +61,8 @@ pub struct RunContext<'a> {
     /// Tasks of evaluations, by name.
     pub tasks: Arc<Vec<(String, Task)>>,
     pub signals: &'a Signals,
-    /// Monitor of the rank's GPU, if NVML is available.
-    pub monitor: Option<Monitor>,
+    /// Monitor of the rank's GPU, if the vendor's library is available.
+    pub monitor: Option<Box<dyn Monitor>>,
 }
 
 /// Requests of a rank between two steps. Ranks count them together.
@@ -105,7 +104,7 @@ impl Requests {
         self.0 & request.0 != 0
     }
 
-    /// RequestCounts the requests of all ranks. A collective.
+    /// Counts the requests of all ranks. A collective.
     pub fn count(self, rank: &Rank) -> RequestCounts {
         RequestCounts(rank.count(Requests::ALL.map(|request| self.has(request))))
     }

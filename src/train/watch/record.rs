@@ -6,7 +6,6 @@ use crate::report::metrics::Metrics;
 use crate::report::numbers::{Source, StepRow};
 use crate::status::StatusWriter;
 use base::{Count, Seconds};
-use device::cuda::nvml::Monitor;
 use std::time::Duration;
 
 /// Expected seconds of a run above which its expected duration is printed after the first step.
@@ -30,7 +29,7 @@ impl Record {
         let Some((report, status)) = &mut self.files else { return Ok(()) };
         let logged = done.step.is_multiple_of(m.log.interval);
         let monitor = cx.monitor.as_ref().filter(|_| logged);
-        let gpu = monitor.map(Monitor::read).unwrap_or_default();
+        let gpu = monitor.map(|monitor| monitor.health()).unwrap_or_default();
         let row = StepRow::new(&Source { manifest: m, done, gpu });
         report.step(&row)?;
         status.step(&row);

@@ -145,7 +145,7 @@ fn threads_sleep_while_they_wait_where_cores_are_few() {
         let cuda = cuda.unwrap_or_else(|problems| panic!("{problems}"));
         let x = Tensor::at(cuda.reserve(64).unwrap(), 1, 16, DType::F32);
         let be: &dyn Backend = &cuda;
-        be.run(op::Zero { x });
+        be.run(op::Zero { x: x.set() });
         cuda.sync().unwrap();
         cuda.description().contains("threads sleep while they wait")
     };

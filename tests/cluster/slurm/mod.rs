@@ -42,6 +42,7 @@ fn slurm_starts_ends_and_requeues_runs() {
     // Slurm's limits are minutes: this one runs beside the others.
     let limited = time_limits(&cluster);
     scripts_of_manifests_are_accepted(&cluster, &Lab::new());
+    a_sweep_runs_as_jobs(&cluster, &Lab::new());
     // Two jobs at a time, on the same nodes.
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -88,6 +89,27 @@ fn scripts_of_manifests_are_accepted(cluster: &Cluster, lab: &Lab) {
     let (ok, said) =
         accepted(&[&sixteen[..], &["--gpus-per-node", "8", "--cpus-per-task", "1"]].concat());
     assert!(!ok && said.contains("node configuration is not available"), "{said}");
+}
+
+/// `gptrain sweep --slurm`: a job for each variant; when both have ended, the same command compares them.
+fn a_sweep_runs_as_jobs(cluster: &Cluster, lab: &Lab) {
+    let sweep = || {
+        let output = cluster
+            .command(env!("CARGO_BIN_EXE_gptrain"))
+            .args(["sweep", "run.yaml", "--output", "runs/s", "--slurm"])
+            .args(["--set", "train.steps=4", "--set", "lr.peak=1e-3,2e-3"])
+            .args(["--partition", "test", "--cpus-per-task", "1"])
+            .current_dir(lab.path(""))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let said = sweep();
+    assert_eq!(said.matches(": submitted as job ").count(), 2, "{said}");
+    until("both variants are complete", || sweep().contains("2 variants, 2 complete"));
+    let said = sweep();
+    assert!(!said.contains("submitted") && said.contains("wrote runs/s/compare.html"), "{said}");
 }
 
 /// Submits a job that is longer than it may be: it leaves before its end and is requeued, then

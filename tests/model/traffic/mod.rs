@@ -8,7 +8,7 @@ use crate::common::grids::{GRIDS, MANIFEST};
 use crate::order::dry_groups;
 use formulas::Volume;
 use gptrain::base::div_exact;
-use gptrain::comm::{ACTIVATIONS, GRADIENTS, Traffic, World, threads};
+use gptrain::comm::{BACKWARD_MESSAGES, FORWARD_MESSAGES, GRAD_SUM, Traffic, World, threads};
 use gptrain::data::Batch;
 use gptrain::device::cpu::Cpu;
 use gptrain::engine::{Engine, Groups};
@@ -67,8 +67,8 @@ type Part = (&'static [&'static str], fn(&Volume) -> f64);
 const GROUPS: [Part; 5] = [
     (&["tensor"], |volume| volume.tensor),
     (&["tp_async"], |volume| volume.tp_async),
-    (&["pipeline", ACTIVATIONS, GRADIENTS], |volume| volume.pipeline),
-    (&["data"], |volume| volume.data),
+    (&["pipeline", FORWARD_MESSAGES, BACKWARD_MESSAGES], |volume| volume.pipeline),
+    (&[GRAD_SUM], |volume| volume.data),
     (&["embedding"], |volume| volume.embedding),
 ];
 

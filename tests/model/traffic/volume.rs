@@ -23,7 +23,7 @@ pub fn volume(groups: &Groups, m: &Manifest, global: usize) -> Volume {
     formulas::sent(&Step {
         tensor: groups.tensor.size(),
         pipeline: pp.ranks,
-        data: groups.gradients.size(),
+        data: groups.grad_sum.size(),
         sequence: m.topology.sequence_parallel,
         zero: m.topology.zero,
         micros: div_exact(global, m.batch.micro * groups.replicas()),
@@ -61,7 +61,7 @@ pub fn volume(groups: &Groups, m: &Manifest, global: usize) -> Volume {
 fn keeps_codes(groups: &Groups, m: &Manifest) -> bool {
     let largest = m.batch.ramp().sizes().max().expect("a batch");
     let several = largest > m.batch.micro * groups.replicas();
-    let whole = (m.topology.zero < 3 || groups.gradients.size() == 1)
+    let whole = (m.topology.zero < 3 || groups.grad_sum.size() == 1)
         && m.topology.offload.what != OffloadWhat::Full;
     m.precision == Precision::Fp8 && several && whole
 }

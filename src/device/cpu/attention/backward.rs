@@ -11,12 +11,12 @@ use base::{Heads, Qkv};
 use std::ops::Range;
 
 pub(in crate::cpu) fn backward(cpu: &Cpu, op: &op::AttentionBackward) {
-    let op::AttentionBackward { qkv, how, dqkv, .. } = *op;
-    let all = Attention::new(qkv, &how);
-    let lengths = Buffers::lengths(how.seq, all.d, all.wide);
+    let op::AttentionBackward { qkv, attend, dqkv, .. } = *op;
+    let all = Attention::new(qkv, &attend);
+    let lengths = Buffers::lengths(attend.seq, all.d, all.wide);
     cpu.workspace
         .with(cpu.threads, lengths.iter().sum(), |scratch| {
-            let Heads { query, kv, .. } = how.heads;
+            let Heads { query, kv, .. } = attend.heads;
             cpu.each_slot(all.samples * kv, |i, slot| {
                 let first = i % kv * (query / kv);
                 let heads = (first..first + query / kv).map(|head| all.head(i / kv, head));
@@ -24,17 +24,17 @@ pub(in crate::cpu) fn backward(cpu: &Cpu, op: &op::AttentionBackward) {
                 // SAFETY: no other task that runs now has this slot (`each_slot`).
                 let own = unsafe { scratch.part(slot) };
                 let mut own = Buffers::new(own, lengths);
-                owner.load(qkv, 0..how.seq, Qkv::Key, own.k);
-                owner.load(qkv, 0..how.seq, Qkv::Value, own.v);
+                owner.load(qkv, 0..attend.seq, Qkv::Key, own.k);
+                owner.load(qkv, 0..attend.seq, Qkv::Value, own.v);
                 own.dk.fill(0.0);
                 own.dv.fill(0.0);
                 for head in heads {
-                    for tile in 0..how.seq.div_ceil(QUERIES) {
+                    for tile in 0..attend.seq.div_ceil(QUERIES) {
                         tile_backward(&head, op, &head.tile(tile), &mut own, dqkv.to);
                     }
                 }
-                save(&owner, own.dk, 0..how.seq, Qkv::Key, dqkv.to);
-                save(&owner, own.dv, 0..how.seq, Qkv::Value, dqkv.to);
+                save(&owner, own.dk, 0..attend.seq, Qkv::Key, dqkv.to);
+                save(&owner, own.dv, 0..attend.seq, Qkv::Value, dqkv.to);
             });
         });
 }

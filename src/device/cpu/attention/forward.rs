@@ -7,14 +7,14 @@ use crate::cpu::memory::store;
 use crate::{Tensor, op};
 use base::Qkv;
 
-pub(in crate::cpu) fn forward(cpu: &Cpu, &op::Attention { qkv, how, y, lse }: &op::Attention) {
-    let all = Attention::new(qkv, &how);
-    let tiles = how.seq.div_ceil(QUERIES);
+pub(in crate::cpu) fn forward(cpu: &Cpu, &op::Attention { qkv, attend, y, lse }: &op::Attention) {
+    let all = Attention::new(qkv, &attend);
+    let tiles = attend.seq.div_ceil(QUERIES);
     let lengths = Buffers::lengths(all.d, all.wide);
     cpu.workspace
         .with(cpu.threads, lengths.iter().sum(), |scratch| {
-            cpu.each_slot(all.samples * how.heads.query * tiles, |i, slot| {
-                let head = all.head(i / tiles / how.heads.query, i / tiles % how.heads.query);
+            cpu.each_slot(all.samples * attend.heads.query * tiles, |i, slot| {
+                let head = all.head(i / tiles / attend.heads.query, i / tiles % attend.heads.query);
                 // SAFETY: no other task that runs now has this slot (`each_slot`).
                 let buffers = Buffers::new(unsafe { scratch.part(slot) }, lengths);
                 tile_forward(&head, qkv, &head.tile(i % tiles), buffers, y.to, lse.to);

@@ -23,7 +23,7 @@ use tile::{QUERIES, Tile, dropout_tile};
 
 /// State of one call of the op, shared by all heads and samples.
 struct Attention<'a> {
-    how: &'a Attend,
+    attend: &'a Attend,
     mask: Mask,
     samples: usize,
     /// Width of a head, and of its row in a tile.
@@ -32,16 +32,19 @@ struct Attention<'a> {
 }
 
 impl<'a> Attention<'a> {
-    fn new(qkv: Tensor, how: &'a Attend) -> Attention<'a> {
-        let samples = how.samples(qkv.rows);
-        let d = how.heads.dim;
-        let mask = Mask::new(&how.dropout);
+    fn new(qkv: Tensor, attend: &'a Attend) -> Attention<'a> {
+        let samples = attend.samples(qkv.rows);
+        let d = attend.heads.dim;
+        let mask = Mask::new(&attend.dropout);
         let wide = d.next_multiple_of(COLUMNS);
-        Attention { how, mask, samples, d, wide }
+        Attention { attend, mask, samples, d, wide }
     }
 
     fn head(&self, sample: usize, head: usize) -> Head<'_> {
-        let slope = self.how.slopes.map_or(0.0, |slopes| scalar(slopes, head));
+        let slope = self
+            .attend
+            .slopes
+            .map_or(0.0, |slopes| scalar(slopes, head));
         Head { all: self, sample, head, slope }
     }
 }
@@ -57,12 +60,12 @@ struct Head<'a> {
 
 impl Head<'_> {
     fn row(&self, position: usize) -> usize {
-        self.sample * self.all.how.seq + position
+        self.sample * self.all.attend.seq + position
     }
 
     /// Element of qkv at which a position's query, key or value starts.
     fn at(&self, position: usize, which: Qkv) -> usize {
-        let heads = self.all.how.heads;
+        let heads = self.all.attend.heads;
         self.row(position) * heads.qkv_width() + heads.column(self.head, which)
     }
 
@@ -73,20 +76,20 @@ impl Head<'_> {
 
     /// Element of lse of a position.
     fn lse_at(&self, position: usize) -> usize {
-        self.row(position) * self.all.how.heads.query + self.head
+        self.row(position) * self.all.attend.heads.query + self.head
     }
 
     /// Keys visible to a query.
     fn keys(&self, query: usize) -> Range<usize> {
-        let how = self.all.how;
-        let oldest = how
+        let attend = self.all.attend;
+        let oldest = attend
             .window
             .map_or(0, |window| (query + 1).saturating_sub(window));
-        match how.visible {
+        match attend.visible {
             Visible::Causal => oldest..query + 1,
             Visible::Ranges(ranges) => {
                 let bound = |i| integer(ranges, 2 * self.row(query) + i).max(0) as usize;
-                let end = bound(1).min(how.seq);
+                let end = bound(1).min(attend.seq);
                 bound(0).max(oldest).min(end)..end
             }
         }
@@ -95,8 +98,8 @@ impl Head<'_> {
     /// Queries of a tile and their visible keys.
     fn tile(&self, tile: usize) -> Tile {
         let first = tile * QUERIES;
-        let queries = first..self.all.how.seq.min(first + QUERIES);
-        Tile::new(queries, self.all.how.scale, self.slope, |query| self.keys(query))
+        let queries = first..self.all.attend.seq.min(first + QUERIES);
+        Tile::new(queries, self.all.attend.scale, self.slope, |query| self.keys(query))
     }
 
     /// Loads rows of qkv into rows of a tile.
@@ -121,7 +124,7 @@ impl Head<'_> {
         factors: &'b mut [[f32; QUERIES]],
     ) -> Option<&'b [[f32; QUERIES]]> {
         self.all.mask.any().then(|| {
-            let head = self.all.how.first_head + self.head;
+            let head = self.all.attend.first_head + self.head;
             let row = self.row(tile.queries.start);
             let whole = &mut factors[..keys.len().next_multiple_of(4)];
             let (index, bound, kept) = self.all.mask.tile(row, head, keys.start);

@@ -18,27 +18,27 @@ use hopper::Selection;
 use kernels::{Kernel, Kernels};
 use std::ptr::{null, null_mut};
 
-pub(super) fn forward(cuda: &Cuda, &op::Attention { qkv, how, y, lse }: &op::Attention) {
-    let (arguments, kernels) = prepare(cuda, qkv, &how, y.to, lse.to, &[]);
+pub(super) fn forward(cuda: &Cuda, &op::Attention { qkv, attend, y, lse }: &op::Attention) {
+    let (arguments, kernels) = prepare(cuda, qkv, &attend, y.to, lse.to, &[]);
     let out = Results { tensor: y.to, parts: &[y.to.cols] };
-    launch(cuda, &kernels.forward(), how.heads.query, &arguments, out);
+    launch(cuda, &kernels.forward(), attend.heads.query, &arguments, out);
 }
 
 pub(super) fn backward(cuda: &Cuda, op: &op::AttentionBackward) {
-    let op::AttentionBackward { dy, qkv, y, lse, how, dqkv } = *op;
+    let op::AttentionBackward { dy, qkv, y, lse, attend, dqkv } = *op;
     if lse.bytes() > SCRATCH {
         return cuda.device.fail(format!(
             "attention's backward takes {} rows of {} heads at once, of which scratch has room for \
              {}: lower batch.micro",
             y.rows,
-            how.heads.query,
-            SCRATCH / size_of::<f32>() / how.heads.query,
+            attend.heads.query,
+            SCRATCH / size_of::<f32>() / attend.heads.query,
         ));
     }
-    let (common, kernels) = prepare(cuda, qkv, &how, y, lse, &[dy, dqkv.to]);
+    let (common, kernels) = prepare(cuda, qkv, &attend, y, lse, &[dy, dqkv.to]);
     let delta = cuda.scratch(lse.bytes());
     let arguments = arguments!(Attention { dy, delta, dqkv, ..common });
-    let d = how.heads.dim;
+    let d = attend.heads.dim;
     let (kernel, wide) = if vector(d, dy.dtype, [dy, y]) {
         (typed!("attention_delta_wide", dy.dtype), wide(dy.dtype))
     } else {
@@ -47,10 +47,10 @@ pub(super) fn backward(cuda: &Cuda, op: &op::AttentionBackward) {
     // Lanes of a head, as the kernels have them.
     let lanes = d.div_ceil(wide).next_power_of_two().min(32);
     cuda.launch(kernel, Grid::line(lse.numel().div_ceil(256 / lanes), 256), arguments);
-    let [queries, keys] = [how.heads.query * d, how.heads.kv * d];
+    let [queries, keys] = [attend.heads.query * d, attend.heads.kv * d];
     let out = Results { tensor: dqkv.to, parts: &[queries, keys, keys] };
-    launch(cuda, &kernels.backward(|kernels| &kernels.kv), how.heads.kv, &arguments, out);
-    launch(cuda, &kernels.backward(|kernels| &kernels.q), how.heads.query, &arguments, out);
+    launch(cuda, &kernels.backward(|kernels| &kernels.kv), attend.heads.kv, &arguments, out);
+    launch(cuda, &kernels.backward(|kernels| &kernels.q), attend.heads.query, &arguments, out);
 }
 
 /// Runs one of several kernels that compute the same.
@@ -93,17 +93,17 @@ fn launch_one(cuda: &Cuda, variant: &Variant, heads: usize, arguments: &args::At
 fn prepare(
     cuda: &Cuda,
     qkv: Tensor,
-    how: &Attend,
+    attend: &Attend,
     y: Tensor,
     lse: Tensor,
     more: &[Tensor],
 ) -> (args::Attention, Candidates) {
-    let d = how.heads.dim;
-    let ranges = match how.visible {
+    let d = attend.heads.dim;
+    let ranges = match attend.visible {
         Visible::Causal => None,
         Visible::Ranges(ranges) => Some(ranges),
     };
-    let serves = how.heads.query / how.heads.kv;
+    let serves = attend.heads.query / attend.heads.kv;
     let arguments = arguments!(Attention {
         qkv,
         y,
@@ -112,18 +112,18 @@ fn prepare(
         delta: null_mut(),
         dqkv: null_mut(),
         ranges,
-        slopes: how.slopes,
+        slopes: attend.slopes,
         rows: qkv.rows,
-        seq: how.seq,
-        heads: how.heads.query,
-        kv: how.heads.kv,
+        seq: attend.seq,
+        heads: attend.heads.query,
+        kv: attend.heads.kv,
         serves,
         inverse: if serves == 1 { 0 } else { (1usize << 32).div_ceil(serves) },
-        first_head: how.first_head,
+        first_head: attend.first_head,
         d,
-        window: how.window.unwrap_or(how.seq).min(how.seq),
-        scale: how.scale,
-        drop: how.dropout,
+        window: attend.window.unwrap_or(attend.seq).min(attend.seq),
+        scale: attend.scale,
+        drop: attend.dropout,
     });
     let fits = qkv.dtype != DType::F32
         && [qkv, y]

@@ -29,7 +29,7 @@ use super::{OptimizerRule, Place, Step};
 use crate::states::{MASTER, MODEL, ParamStates, StateSpec};
 use base::{DType, decayed};
 use comm::{Group, Message};
-use device::{Arena, FusedMatrix, Momentum, Tensor, op};
+use device::{Arena, FusedMatrix, InPlace, Momentum, Tensor, op};
 use manifest::{self, Model, MuonScale};
 use model::mup::StepSize;
 use model::{Param, ParamSpec, TpSplit};
@@ -46,12 +46,12 @@ pub struct Muon {
 
 const MOMENTUM: &str = "momentum";
 
-/// Matrix of a round.
+/// Matrix of a round, and its owner.
 struct Job<'a> {
     param: &'a Param,
     /// None if this rank updates no part of it.
-    kept: Option<&'a ParamStates>,
-    /// Owner, among data-parallel and tensor-parallel ranks.
+    states: Option<&'a ParamStates>,
+    /// Coordinates of the owner among data-parallel and tensor-parallel ranks.
     data: usize,
     tensor: usize,
 }
@@ -66,7 +66,7 @@ struct MatrixBuffers {
     own: Tensor,
 }
 
-/// Buffers of a round's matrices, and workspaces for the matrices fused in this rank's own.
+/// Buffers of a round's matrices, and workspaces for the matrices fused in the one that this rank owns.
 struct RoundBuffers {
     matrices: Vec<MatrixBuffers>,
     work: Vec<(FusedMatrix, Workspace)>,
@@ -82,7 +82,7 @@ impl Muon {
     }
 
     /// Dtype of the matrix products and of the messages between ranks.
-    fn products(&self) -> DType {
+    fn product_dtype(&self) -> DType {
         if self.dtype == DType::BF16 { DType::BF16 } else { DType::F32 }
     }
 
@@ -95,7 +95,8 @@ impl Muon {
     }
 
     /// Factor of a matrix's step.
-    fn scale(&self, [rows, cols]: [usize; 2]) -> f32 {
+    fn step_scale(&self, size: [usize; 2]) -> f32 {
+        let [rows, cols] = size;
         match self.settings.scale {
             MuonScale::MatchRmsAdamw => (0.2 * (rows.max(cols) as f64).sqrt()) as f32,
             MuonScale::Original => (rows as f64 / cols as f64).max(1.0).sqrt() as f32,
@@ -110,10 +111,8 @@ impl Muon {
     }
 
     fn rounds<'a>(&self, at: &Place<'a>, params: &'a [ParamStates]) -> Vec<Vec<Job<'a>>> {
-        let kept: HashMap<usize, &ParamStates> = params
-            .iter()
-            .map(|kept| (kept.param.offset, kept))
-            .collect();
+        let by_offset: HashMap<usize, &ParamStates> =
+            params.iter().map(|p| (p.param.offset, p)).collect();
         let matrices: Vec<&Param> = at
             .layout
             .params()
@@ -127,84 +126,80 @@ impl Muon {
                     .sum()
             })
             .collect();
-        let replicas = at.groups.gradients.size();
-        let rounds = owners::rounds(&costs, replicas * at.groups.tensor.size());
-        rounds
+        let replicas = at.groups.grad_sum.size();
+        let new_job = |(matrix, owner): owners::Owned| {
+            let param = matrices[matrix];
+            let states = by_offset.get(&param.offset).copied();
+            Job { param, states, data: owner % replicas, tensor: owner / replicas }
+        };
+        owners::rounds(&costs, replicas * at.groups.tensor.size())
             .into_iter()
-            .map(|round| {
-                round
-                    .into_iter()
-                    .map(|(piece, owner)| {
-                        let param = matrices[piece];
-                        let kept = kept.get(&param.offset).copied();
-                        Job { param, kept, data: owner % replicas, tensor: owner / replicas }
-                    })
-                    .collect()
-            })
+            .map(|round| round.into_iter().map(new_job).collect())
             .collect()
     }
 
     fn lay_out(&self, at: &Place, round: &[Job], arena: &Arena) -> RoundBuffers {
-        let dtype = self.products();
+        let dtype = self.product_dtype();
         let shares = at.groups.tensor.size();
-        let plan = |job| MatrixBuffers::plan(at, job, dtype, arena);
-        let matrices = round.iter().map(plan).collect();
-        let own = round.iter().find(|job| job.is_owner(at));
-        // Workspaces of fused matrices overlap, because they are used one after the other.
-        let work = |one: FusedMatrix| {
-            (one, arena.temporary(|arena| Workspace::plan(one.size(), dtype, arena)))
-        };
-        RoundBuffers {
-            matrices,
-            work: own.map_or(Vec::new(), |job| {
-                self.matrices(&job.param.spec, shares).map(work).collect()
-            }),
+        let matrices = round
+            .iter()
+            .map(|job| MatrixBuffers::plan(at, job, dtype, arena))
+            .collect();
+        let mut work = Vec::new();
+        if let Some(job) = round.iter().find(|job| job.is_owner(at)) {
+            for one in self.matrices(&job.param.spec, shares) {
+                // Workspaces of fused matrices overlap, because they are used one after the other.
+                let space = arena.temporary(|arena| Workspace::plan(one.size(), dtype, arena));
+                work.push((one, space));
+            }
         }
+        RoundBuffers { matrices, work }
     }
 
-    fn round(&self, step: &Step, round: &[Job]) {
+    fn run_round(&self, step: &Step, round: &[Job]) {
         let be = step.be;
         let at = &step.at;
         let RoundBuffers { matrices, work } = self.lay_out(at, round, &Arena::over(step.scratch));
         let jobs = || round.iter().zip(&matrices);
-        let updated = || jobs().filter_map(|(job, buffers)| Some((job.kept?, buffers.own)));
+        let updates = || {
+            jobs()
+                .filter_map(|(job, buffers)| Some((job.states?, buffers.own)))
+                .filter(|(_, own)| own.numel() > 0)
+        };
         let factor = step.scalars.span(0, 1);
         let manifest::Muon { momentum, nesterov, weight_decay, .. } = self.settings;
-        for (kept, own) in updated().filter(|(_, own)| own.numel() > 0) {
+        for (p, own) in updates() {
             let rule = Momentum { momentum, nesterov };
-            be.run(op::Momentum {
-                rule,
-                factor,
-                grad: kept.grad,
-                m: kept.get(MOMENTUM),
-                y: own.set(),
-            });
+            let m = InPlace(p.get(MOMENTUM));
+            be.run(op::Momentum { rule, factor, grad: p.grad, m, y: own.set() });
         }
         let parts = |direction| jobs().flat_map(move |(job, b)| b.parts(at, job, direction));
         let shares = |direction| jobs().flat_map(move |(job, b)| b.shares(at, job, direction));
         if at.sharded {
-            exchange(&*at.groups.gradients, parts(Direction::ToOwner));
+            exchange(&*at.groups.grad_sum, parts(Direction::ToOwner));
         }
         exchange(&*at.groups.tensor, shares(Direction::ToOwner));
         if let Some(whole) = matrices.iter().find_map(|buffers| buffers.whole) {
             for (one, work) in &work {
                 be.run(op::Unfuse { all: whole, which: *one, one: work.x[0].set() });
-                let made = self.newton_schulz.run(be, work, self.scale(one.size()));
-                be.run(op::Fuse { one: made, which: *one, all: whole.set() });
+                let result = self
+                    .newton_schulz
+                    .run(be, work, self.step_scale(one.size()));
+                be.run(op::Fuse { one: result, which: *one, all: InPlace(whole) });
             }
         }
         exchange(&*at.groups.tensor, shares(Direction::FromOwner));
-        exchange(&*at.groups.gradients, parts(Direction::FromOwner));
-        for (kept, own) in updated().filter(|(_, own)| own.numel() > 0) {
-            let weight_decay = if kept.param.spec.decay { weight_decay } else { 0.0 };
-            let lr = step.lr * kept.param.spec.step_factor(&self.model, self.step_size());
+        exchange(&*at.groups.grad_sum, parts(Direction::FromOwner));
+        for (p, own) in updates() {
+            let weight_decay = if p.param.spec.decay { weight_decay } else { 0.0 };
+            let lr = step.lr * p.param.spec.step_factor(&self.model, self.step_size());
             be.run(op::MuonUpdate {
                 keep: decayed(step.lr, weight_decay),
                 step: lr,
                 factor,
                 direction: own,
-                master: kept.get(MASTER),
-                weight: kept.get(MODEL),
+                master: InPlace(p.get(MASTER)),
+                weight: p.get(MODEL).set_unless(p.get(MASTER)),
             });
         }
     }
@@ -240,14 +235,14 @@ impl OptimizerRule for Muon {
     fn update(&self, step: &Step, params: &[ParamStates]) {
         let rest = params.iter().filter(|p| !p.param.spec.is_block_matrix());
         self.adamw.update_all(&self.adamw_step(step), rest);
-        self.rounds(&step.at, params)
-            .iter()
-            .for_each(|round| self.round(step, round));
+        for round in self.rounds(&step.at, params) {
+            self.run_round(step, &round);
+        }
     }
 }
 
 /// Elements of this tensor-parallel rank's share of a parameter that a replica updates.
-fn part(at: &Place, param: &Param, replica: usize) -> Range<usize> {
+fn part_of_replica(at: &Place, param: &Param, replica: usize) -> Range<usize> {
     if !at.sharded {
         return 0..param.numel();
     }
@@ -258,15 +253,15 @@ fn part(at: &Place, param: &Param, replica: usize) -> Range<usize> {
 
 impl Job<'_> {
     fn is_owner(&self, at: &Place) -> bool {
-        (self.data, self.tensor) == (at.groups.gradients.rank(), at.groups.tensor.rank())
+        (self.data, self.tensor) == (at.groups.grad_sum.rank(), at.groups.tensor.rank())
     }
 }
 
 impl MatrixBuffers {
     fn plan(at: &Place, job: &Job, dtype: DType, arena: &Arena) -> MatrixBuffers {
         let numel = job.param.numel();
-        let replica = at.groups.gradients.rank();
-        let part = part(at, job.param, replica);
+        let replica = at.groups.grad_sum.rank();
+        let part = part_of_replica(at, job.param, replica);
         let row = |len| arena.matrix(1, len, dtype);
         if job.data != replica {
             return MatrixBuffers { whole: None, share: None, own: row(part.len()) };
@@ -281,34 +276,32 @@ impl MatrixBuffers {
     /// Messages among replicas: parts of the direction to the owner's replica, or of the step from
     /// it.
     fn parts(&self, at: &Place, job: &Job, direction: Direction) -> Vec<Message> {
-        let data = &at.groups.gradients;
-        let messages: Vec<Message> = match self.share {
-            None => vec![direction.with_owner(job.data, self.own)],
+        let replicas = &at.groups.grad_sum;
+        let mut messages = Vec::new();
+        match self.share {
+            None => messages.push(direction.with_owner(job.data, self.own)),
             Some(share) => {
-                let others = (0..data.size()).filter(|replica| *replica != data.rank());
-                let part = |replica| part(at, job.param, replica);
-                let place = |part: Range<usize>| share.span(part.start, part.len());
-                others
-                    .map(|replica| direction.with_other(replica, place(part(replica))))
-                    .collect()
+                for replica in (0..replicas.size()).filter(|replica| *replica != replicas.rank()) {
+                    let part = part_of_replica(at, job.param, replica);
+                    let x = share.span(part.start, part.len());
+                    messages.push(direction.with_other(replica, x));
+                }
             }
-        };
+        }
+        messages.retain(|message| message.tensor().numel() > 0);
         messages
-            .into_iter()
-            .filter(|message| match message {
-                Message::Send { x, .. } | Message::Recv { x, .. } => x.numel() > 0,
-            })
-            .collect()
     }
 
     /// Messages among tensor-parallel ranks of the owner's replica: their shares.
     fn shares(&self, at: &Place, job: &Job, direction: Direction) -> Vec<Message> {
         let (tensor, Some(share)) = (&at.groups.tensor, self.share) else { return Vec::new() };
         let Some(whole) = self.whole else { return vec![direction.with_owner(job.tensor, share)] };
-        let others = (0..tensor.size()).filter(|rank| *rank != tensor.rank());
-        let place = |rank| whole.span(rank * share.numel(), share.numel());
-        others
-            .map(|rank| direction.with_other(rank, place(rank)))
+        (0..tensor.size())
+            .filter(|rank| *rank != tensor.rank())
+            .map(|rank| {
+                let x = whole.span(rank * share.numel(), share.numel());
+                direction.with_other(rank, x)
+            })
             .collect()
     }
 }

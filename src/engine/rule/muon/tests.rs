@@ -63,7 +63,7 @@ fn rank(world: World, m: &Manifest) -> Bits {
     let lay_out = |arenas: &Arenas| {
         let buckets = params::plan_buckets(
             level,
-            groups.gradients.rank(),
+            groups.grad_sum.rank(),
             &layout,
             dtype,
             OffloadPlan::default(),
@@ -79,20 +79,20 @@ fn rank(world: World, m: &Manifest) -> Bits {
     let measured = Arenas::measuring();
     lay_out(&measured);
     let (states, scratch, scalars, updates) = lay_out(&measured.reserve(&cpu).unwrap());
-    let whole = |kept: &ParamStates, element: usize| {
-        let [row, col] = layout.tp_offset(&kept.param);
-        let down = element / kept.param.cols;
-        let right = element % kept.param.cols;
-        (row + down) * kept.param.spec.cols + col + right
+    let whole = |states: &ParamStates, element: usize| {
+        let [row, col] = layout.tp_offset(&states.param);
+        let down = element / states.param.cols;
+        let right = element % states.param.cols;
+        (row + down) * states.param.spec.cols + col + right
     };
     for update in 1..=2 {
-        for kept in &states {
-            let grads: Vec<f32> = kept
+        for states in &states {
+            let grads: Vec<f32> = states
                 .part
                 .clone()
-                .map(|element| gradient(&kept.param.name, whole(kept, element), update))
+                .map(|element| gradient(&states.param.name, whole(states, element), update))
                 .collect();
-            cpu.upload(bytemuck::cast_slice(&grads), kept.grad);
+            cpu.upload(bytemuck::cast_slice(&grads), states.grad);
         }
         cpu.upload(bytemuck::bytes_of(&(update as i64)), updates);
         cpu.upload(bytemuck::bytes_of(&0.5f32), scalars.span(0, 1));
@@ -103,15 +103,15 @@ fn rank(world: World, m: &Manifest) -> Bits {
         rule.update(&step, &states);
     }
     let mut bits = Bits::new();
-    for kept in states
+    for states in states
         .iter()
-        .filter(|kept| kept.param.spec.is_block_matrix())
+        .filter(|states| states.param.spec.is_block_matrix())
     {
         for state in [MASTER, MOMENTUM] {
-            let mut values = vec![0u32; kept.part.len()];
-            cpu.download(kept.get(state), bytemuck::cast_slice_mut(&mut values));
-            for (element, value) in kept.part.clone().zip(values) {
-                bits.insert((kept.param.name.clone(), state, whole(kept, element)), value);
+            let mut values = vec![0u32; states.part.len()];
+            cpu.download(states.get(state), bytemuck::cast_slice_mut(&mut values));
+            for (element, value) in states.part.clone().zip(values) {
+                bits.insert((states.param.name.clone(), state, whole(states, element)), value);
             }
         }
     }

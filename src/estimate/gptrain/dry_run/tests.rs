@@ -159,7 +159,7 @@ fn begun_messages_are_credited_as_the_timeline_has_them() {
     let filling = part("pipeline bubble") - (each.iter().sum::<f64>() - slowest) / 2.0;
     // 8 virtual stages: 7 messages there and 7 back. Of each, both ranks count the bytes, and the
     // sender the latency; stage 1 sends two of a micro-batch's activations.
-    let sent = stages[1].work.micro.messages[&("activations", Op::Send)];
+    let sent = stages[1].work.micro.messages[&(comm::FORWARD_MESSAGES, Op::Send)];
     let link = prices::link(&s, &[0, 1, 2, 3]);
     let latency = sent.calls / 2.0 * link.latency_us * 1e-6;
     let bytes = sent.bytes / 2.0;

@@ -2,9 +2,9 @@
 //! files they are in. Each item is an archive of torch.save of its own.
 
 use super::super::super::torch::{IS_WHOLE, Tensor, TorchFile, Tree, Value, pickled};
-use super::super::compare::{Comparison, like};
+use super::super::compare::Comparison;
+use super::super::run::Put;
 use super::super::{COPY_AGAIN, incomplete};
-use crate::tensor_part::TensorPart;
 use anyhow::Context;
 use base::{Problems, input};
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,14 +30,6 @@ pub struct Metadata {
 pub struct Entry {
     pub shape: Vec<usize>,
     chunks: Vec<Chunk>,
-}
-
-/// A tensor that holds a parameter, or some of its rows.
-pub struct StoredPart {
-    pub name: String,
-    /// The parameter's layer, if the tensor has all layers on a leading axis.
-    pub layer: Option<usize>,
-    pub cut: TensorPart,
 }
 
 /// A rectangle of a tensor.
@@ -221,36 +213,16 @@ impl Metadata {
         }
     }
 
-    /// Compares a tensor of the model with its expected shape, whose source is `said`.
-    pub fn compare(&self, name: &str, expected: &[usize], said: &str, compared: &mut Comparison) {
+    /// Compares a tensor of the model with its expected shape.
+    pub fn compare(&self, name: &str, expected: &[usize], compared: &mut Comparison) {
         let entry = self.tensors.get(name);
         if !entry.is_some_and(|entry| entry.is_of(expected)) {
-            compared.shape(name, entry.map(|entry| &entry.shape[..]), expected, said);
+            compared.shape(name, entry.map(|entry| &entry.shape[..]), expected);
             return;
         }
-        compared.mark(name);
         if let Err(what) = self.tiles(name) {
             compared.add(format!("{name}: {what}"));
         }
-    }
-
-    /// Assembles a parameter of `shape` from its parts. `key` turns a part's name into that of the wanted
-    /// state.
-    pub fn assemble(
-        &self,
-        parts: &[StoredPart],
-        shape: &[usize],
-        key: impl Fn(&str) -> String,
-    ) -> anyhow::Result<Vec<f32>> {
-        let width = shape.get(1).copied().unwrap_or(1);
-        let mut ours = vec![0.0; shape.iter().product()];
-        for StoredPart { name, layer, cut } in parts {
-            let theirs = like(shape, cut.shape());
-            self.each_rectangle(&key(name), *layer, &theirs, |at, size, values: &[f32]| {
-                cut.put((at, size), values, &mut ours, width)
-            })?;
-        }
-        Ok(ours)
     }
 
     /// Calls `each` with the rectangles of a tensor of `shape`: first row and column, rows and columns,
@@ -261,7 +233,7 @@ impl Metadata {
         name: &str,
         layer: Option<usize>,
         shape: &[usize],
-        mut each: impl FnMut([usize; 2], [usize; 2], &[f32]),
+        each: &mut Put,
     ) -> anyhow::Result<()> {
         let entry = self.entry(name)?;
         let lead = usize::from(layer.is_some());
@@ -294,7 +266,7 @@ impl Metadata {
                     })?,
                     lead,
                     &values,
-                    &mut each,
+                    each,
                 );
             } else {
                 each(matrix(&chunk.offsets[lead..], 0), matrix(own, 1), &values);
@@ -402,13 +374,7 @@ impl Entry {
 
 impl Chunk {
     /// Calls `each` with the rectangles of a flat piece of a rank's share: rows, and parts of rows.
-    fn unfold(
-        &self,
-        share: &[usize],
-        lead: usize,
-        values: &[f32],
-        each: &mut impl FnMut([usize; 2], [usize; 2], &[f32]),
-    ) {
+    fn unfold(&self, share: &[usize], lead: usize, values: &[f32], each: &mut Put) {
         let counts = &self.offsets[lead..self.offsets.len() - 1];
         let corner: Vec<usize> = counts.iter().zip(share).map(|(n, size)| n * size).collect();
         let [top, left] = matrix(&corner, 0);
@@ -548,5 +514,89 @@ mod tests {
                 .unwrap_err()
                 .contains("[0, 0] and [1, 1] overlap")
         );
+    }
+
+    /// `tests/fixtures/torch/small.py` wrote it with PyTorch.
+    fn small() -> Metadata {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        Metadata::read(&root.join("../../tests/fixtures/torch/small")).unwrap()
+    }
+
+    #[test]
+    fn tensors_objects_and_numbers_of_pytorch_are_found() {
+        let meta = small();
+        let shapes: Vec<_> = meta
+            .tensors
+            .iter()
+            .map(|(name, entry)| (&name[..], &entry.shape))
+            .collect();
+        let expected: [(&str, &[usize]); 5] = [
+            ("half", &[3, 4]),
+            ("layers", &[2, 2, 3]),
+            ("matrix", &[3, 4]),
+            ("step", &[]),
+            ("vector", &[3]),
+        ];
+        assert_eq!(shapes.len(), expected.len());
+        for (found, expected) in shapes.into_iter().zip(expected) {
+            assert_eq!((found.0, &found.1[..]), expected);
+        }
+        assert_eq!(meta.writers(), 1);
+        // A tensor, Python's int and float.
+        assert_eq!(meta.count("step").unwrap(), Some(6));
+        assert_eq!(meta.count("count").unwrap(), Some(7));
+        assert_eq!(meta.number("rate").unwrap(), Some(0.125));
+        assert_eq!(meta.number("missing").unwrap(), None);
+        assert!(
+            meta.count("rate")
+                .unwrap_err()
+                .to_string()
+                .contains("rate is 0.125, which is not a count")
+        );
+        let text = meta.object("text").unwrap().unwrap();
+        assert_eq!(text.root().str().unwrap(), "naïve");
+    }
+
+    #[test]
+    fn rectangles_of_pytorch_are_read_and_those_of_one_layer() {
+        let meta = small();
+        let read = |name: &str, layer, shape: &[usize]| {
+            let mut found = Vec::new();
+            meta.each_rectangle(name, layer, shape, &mut |at, size, values| {
+                found.push((at, size, values.to_vec()));
+            })
+            .map(|()| found)
+        };
+        let count = |from: u8, to: u8| (from..to).map(f32::from).collect::<Vec<_>>();
+        assert_eq!(read("matrix", None, &[3, 4]).unwrap(), [([0, 0], [3, 4], count(0, 12))]);
+        let eighths = count(0, 12).iter().map(|value| value / 8.0).collect();
+        assert_eq!(read("half", None, &[3, 4]).unwrap(), [([0, 0], [3, 4], eighths)]);
+        assert_eq!(read("vector", None, &[3]).unwrap(), [([0, 0], [3, 1], vec![1.0, -2.0, 0.5])]);
+        assert_eq!(read("layers", Some(1), &[2, 3]).unwrap(), [([0, 0], [2, 3], count(6, 12))]);
+        assert_eq!(read("layers", Some(2), &[2, 3]).unwrap(), []);
+        assert!(
+            read("missing", None, &[1])
+                .unwrap_err()
+                .to_string()
+                .contains("has no missing")
+        );
+    }
+
+    #[test]
+    fn a_flat_piece_is_cut_into_rows_and_parts_of_rows() {
+        // Rank [1, 0] of [2, 2] has rows 2 and 3, columns 0 to 2; the piece has its elements 1 to 5.
+        let item = Item { file: "__0_0.distcp".into(), at: 0, len: 0 };
+        let chunk = Chunk { offsets: vec![1, 0, 1], sizes: vec![1, 1, 5], item };
+        let mut found = Vec::new();
+        chunk.unfold(&[2, 3], 0, &[1.0, 2.0, 3.0, 4.0, 5.0], &mut |at, size, values| {
+            found.push((at, size, values.to_vec()));
+        });
+        assert_eq!(
+            found,
+            [([2, 1], [1, 2], vec![1.0, 2.0]), ([3, 0], [1, 3], vec![3.0, 4.0, 5.0])]
+        );
+        let entry = Entry { shape: vec![2, 2, 6], chunks: Vec::new() };
+        assert_eq!(entry.share(&[4, 6], 0), Some(vec![2, 3]));
+        assert!(entry.is_of(&[4, 6]) && !entry.is_of(&[4, 4]) && !entry.is_of(&[5, 6]));
     }
 }

@@ -1,11 +1,12 @@
 //! Trainers' names of a Llama's tensors, and the rows of ours that each holds.
 
-use super::super::Choices;
-use super::{DcpRun, olmo, titan};
-use crate::tensor_part::{Fused, Pairs, TensorPart, gates_values, layer_of, queries_keys_values};
-use base::Heads;
+use super::super::run::Piece;
+use super::super::{AdamState, Choices};
+use super::{DcpFolder, olmo, titan};
+use crate::tensor_part::{Pairs, ParamKey};
 use manifest::dialects::Dialect;
-use model::{Param, Weight};
+use model::Weight;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// A parameter, and the names of its tensors without block number and `.weight`: one list for each layout
@@ -29,7 +30,7 @@ pub struct Names {
     /// Order of the columns of a head.
     pub pairs: Pairs,
     /// Reads step, settings and notes, in the folder of a step.
-    pub describe: fn(&mut DcpRun, &Path, &Choices) -> anyhow::Result<()>,
+    pub describe: fn(&mut DcpFolder, &Path, &Choices) -> anyhow::Result<()>,
     /// Names of settings.
     pub dialect: Dialect,
 }
@@ -98,56 +99,68 @@ impl Names {
         self.rows.iter().find(|(row, ..)| *row == weight)
     }
 
-    /// Tensors that make up a parameter, under the names that `has` finds; none if the trainer's Llama
-    /// has no such parameter.
-    pub fn tensors_of(
-        &self,
-        param: &Param,
-        shape: &[usize],
-        (heads, pairs): (Heads, Pairs),
-        has: &dyn Fn(&str) -> bool,
-    ) -> Vec<(String, TensorPart)> {
-        let rows = shape[0];
-        let cols = shape.get(1).copied().unwrap_or(1);
-        let layer = layer_of(param);
-        let before = layer.map_or(String::new(), |layer| format!("{}{layer}.", self.blocks));
-        let full = |name: &&str| format!("{before}{name}.weight");
-        let Some((_, layouts)) = self.row(param.spec.weight) else { return Vec::new() };
-        let names = layouts
-            .iter()
-            .find(|names| has(&full(&names[0])))
-            .unwrap_or(&layouts[0]);
-        let from_rows = |rows| TensorPart::from_rows(rows, cols);
-        let cuts: Vec<TensorPart> = match (param.spec.weight, names.len()) {
-            (Weight::QkvW, 1) => {
-                vec![TensorPart::for_fused(heads, cols, [0, 1], Fused::Heads(pairs))]
+    /// Parameters of a model with these blocks.
+    pub fn params(&self, layers: &BTreeSet<usize>) -> Vec<ParamKey> {
+        let mut params = Vec::new();
+        for (weight, _) in self.rows {
+            if is_outside(*weight) {
+                params.push((*weight, None));
+            } else {
+                params.extend(layers.iter().map(|layer| (*weight, Some(*layer))));
             }
-            (Weight::QkvW, _) => queries_keys_values(heads, pairs).map(from_rows).to_vec(),
-            (Weight::Fc1W, _) => gates_values(0..rows).map(from_rows).to_vec(),
-            _ => vec![from_rows((0..rows).collect())],
-        };
-        names.iter().map(full).zip(cuts).collect()
+        }
+        params
     }
 
-    /// Number of layers by the names.
-    pub fn layers<'n>(&self, names: impl Iterator<Item = &'n str>) -> usize {
-        names
-            .filter_map(|name: &str| {
-                name.strip_prefix(self.blocks)?
-                    .split('.')
-                    .next()?
-                    .parse()
-                    .ok()
-            })
-            .max()
-            .map_or(0, |last: usize| last.saturating_add(1))
+    /// Names of a parameter's tensors without prefix, in the layout of which the folder has the first one,
+    /// and the piece that each holds. Empty if there is no such layout.
+    pub fn tensors(
+        &self,
+        (weight, layer): ParamKey,
+        has: impl Fn(&str) -> bool,
+    ) -> Vec<(String, Piece)> {
+        let before = layer.map_or(String::new(), |layer| format!("{}{layer}.", self.blocks));
+        let full = |name: &str| format!("{before}{name}.weight");
+        let layouts = self
+            .row(weight)
+            .into_iter()
+            .flat_map(|(_, layouts)| *layouts);
+        let Some(names) = layouts.into_iter().find(|names| has(&full(names[0]))) else {
+            return Vec::new();
+        };
+        let mut tensors = Vec::new();
+        for (number, name) in names.iter().enumerate() {
+            let piece = match (weight, names.len()) {
+                (Weight::QkvW, 3) => Piece::Kind(number),
+                (Weight::Fc1W, 2) => Piece::Half(number),
+                _ => Piece::All,
+            };
+            tensors.push((full(name), piece));
+        }
+        tensors
+    }
+
+    /// Name of a state of the model's tensor `name`, which has the prefix.
+    pub fn key(&self, prefix: &str, name: &str, state: AdamState) -> String {
+        if state == AdamState::Master {
+            return name.to_string();
+        }
+        let own = if self.prefixed { name } else { &name[prefix.len()..] };
+        format!("{}state.{own}.{}", self.optimizer, state.key(""))
+    }
+
+    /// Number of the block that a tensor without prefix belongs to.
+    pub fn layer(&self, name: &str) -> Option<usize> {
+        name.strip_prefix(self.blocks)?
+            .split('.')
+            .next()?
+            .parse()
+            .ok()
     }
 
     /// Possible names of tensor `part` of a parameter, in the first block if it belongs to a block.
     pub fn all(&self, weight: Weight, part: usize) -> Vec<String> {
-        use Weight::{HeadW, LnfScale, TokenEmbed};
-        let outside = matches!(weight, TokenEmbed | LnfScale | HeadW);
-        let before = if outside { String::new() } else { format!("{}0.", self.blocks) };
+        let before = if is_outside(weight) { String::new() } else { format!("{}0.", self.blocks) };
         let layouts = self
             .row(weight)
             .into_iter()
@@ -157,4 +170,9 @@ impl Names {
             .map(|names| names[part]);
         names.map(|name| format!("{before}{name}.weight")).collect()
     }
+}
+
+/// Whether a Llama has a weight outside of its blocks.
+fn is_outside(weight: Weight) -> bool {
+    matches!(weight, Weight::TokenEmbed | Weight::LnfScale | Weight::HeadW)
 }

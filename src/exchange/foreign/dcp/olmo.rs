@@ -4,7 +4,7 @@
 use super::super::super::torch::TorchFile;
 use super::super::Choices;
 use super::super::settings::{Settings, asked, number};
-use super::DcpRun;
+use super::DcpFolder;
 use crate::tensor_part::Pairs;
 use anyhow::Context;
 use base::{Problems, input};
@@ -110,7 +110,7 @@ fn last_word(setting: &str) -> &'static str {
 }
 
 /// Step, settings and notes.
-pub fn describe(folder: &mut DcpRun, step: &Path, choices: &Choices) -> anyhow::Result<()> {
+pub fn describe(folder: &mut DcpFolder, step: &Path, choices: &Choices) -> anyhow::Result<()> {
     let config = Config::read(step)?;
     config.refuse()?;
     let train = TorchFile::open(&step.join("train/rank0.pt"))?;

@@ -3,13 +3,13 @@
 
 use super::super::Choices;
 use super::super::settings::asked;
-use super::DcpRun;
+use super::DcpFolder;
 use base::Problems;
 use manifest::dialects::Dialect;
 use std::path::Path;
 
 /// Step, settings and notes.
-pub fn describe(folder: &mut DcpRun, _: &Path, choices: &Choices) -> anyhow::Result<()> {
+pub fn describe(folder: &mut DcpFolder, _: &Path, choices: &Choices) -> anyhow::Result<()> {
     let step = folder.meta.count("train_state.step")?;
     let Some(step) = step else {
         return Err(Problems::one(

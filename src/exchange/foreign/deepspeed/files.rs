@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Ends of the files' names: of the model, and of the optimizer.
-pub const MODEL: &str = "_model_states.pt";
+pub const MODEL_STATES: &str = "_model_states.pt";
 pub const OPTIM: &str = "_optim_states.pt";
 
 /// Files by model-parallel and data rank.
@@ -41,15 +41,15 @@ pub struct Files {
 
 impl Files {
     pub fn list(dir: &Path) -> anyhow::Result<Files> {
-        let number = |name: String| Some((rank(between(&name, "mp_rank_", MODEL)?)?, name));
+        let number = |name: String| Some((rank(between(&name, "mp_rank_", MODEL_STATES)?)?, name));
         let ranks: BTreeSet<_> = list_names(dir)?.into_iter().filter_map(number).collect();
         if ranks.is_empty() {
-            return Err(incomplete(dir, format!("has no mp_rank_00{MODEL}")));
+            return Err(incomplete(dir, format!("has no mp_rank_00{MODEL_STATES}")));
         }
         let mut models = Vec::new();
         for (i, (number, name)) in ranks.into_iter().enumerate() {
             if number != i {
-                return Err(incomplete(dir, format!("mp_rank_{i:02}{MODEL} is missing")));
+                return Err(incomplete(dir, format!("mp_rank_{i:02}{MODEL_STATES} is missing")));
             }
             models.push(name);
         }

@@ -2,7 +2,7 @@
 //! embedding, and the final norm by itself at the end.
 
 use super::super::megatron::names::{first_name, weight_of_first};
-use super::super::split_run::{ParamPlace, ParamPlaces};
+use super::super::run::{ParamTable, Source, Stored};
 use crate::tensor_part::{ParamKey, layer_of};
 use model::{Param, Weight};
 
@@ -46,7 +46,7 @@ pub fn name_of(param: &Param, first_block: usize) -> Option<String> {
     })
 }
 
-/// The parameter that a name is of.
+/// Parameter with this name.
 fn known(name: &str, first_block: usize) -> Option<ParamKey> {
     if let Some(rest) = name.strip_prefix(EMBED[1]) {
         return Some((weight_of_first(&format!("{}{rest}", EMBED[0]), false)?, None));
@@ -61,27 +61,30 @@ fn known(name: &str, first_block: usize) -> Option<ParamKey> {
     }
 }
 
-/// Places of the parameters of all stages, by their names in the pipeline. A copy of the embedding in
-/// a later stage has the place of the head.
-pub fn places<'n>(
-    params: impl Iterator<Item = (usize, &'n str, &'n [usize])>,
+/// Table of the parameters of all stages, by their names in the pipeline. A copy of the embedding in a later
+/// stage becomes the head.
+pub fn table<'n>(
+    params: impl IntoIterator<Item = (usize, &'n str, &'n [usize])>,
     first_block: usize,
-) -> ParamPlaces {
-    let mut places = ParamPlaces::default();
-    for (entry, (stage, name, shape)) in params.enumerate() {
-        let place = ParamPlace { stage, entry, name: name.to_string(), shape: shape.to_vec() };
+) -> ParamTable {
+    let mut table = ParamTable::default();
+    for (stage, name, shape) in params {
         let Some(key) = known(name, first_block) else {
-            places.unknown.push(place.name);
+            table.unknown.push(name.to_string());
             continue;
         };
-        match places.known.get(&key) {
-            None => drop(places.known.insert(key, place)),
-            Some(first) if first.name != name => places.unknown.push(place.name),
-            Some(_) if name == EMBEDDING => {
-                places.known.insert((Weight::HeadW, None), place);
+        let shape = shape.to_vec();
+        let source = Source { name: name.to_string(), shape, stage, ..Source::default() };
+        match table.stored.get(&key) {
+            None => drop(table.stored.insert(key, vec![Stored::whole(source)])),
+            Some(first) if first[0].source.name != source.name => table.unknown.push(source.name),
+            Some(_) if source.name == EMBEDDING => {
+                table
+                    .stored
+                    .insert((Weight::HeadW, None), vec![Stored::whole(source)]);
             }
             Some(_) => {}
         }
     }
-    places
+    table
 }

@@ -58,20 +58,25 @@ pub fn partition<'t>(
     group: usize,
     state: AdamState,
 ) -> anyhow::Result<Value<'t>> {
-    let missing =
-        |value: &Value, what: &str| value.problem(format!("has no group {group} in {what}"));
+    let missing = |of: &Value| of.problem(format!("has no group {group} of param_shapes in {of}"));
     if state == AdamState::Master {
-        let masters = optimizer.need("single_partition_of_fp32_groups")?;
-        let found = masters.items()?.get(group).cloned();
-        return found.ok_or_else(|| missing(&masters, "single_partition_of_fp32_groups"));
+        let masters = match optimizer.some("fp32_flat_groups") {
+            Some(zero3) => zero3,
+            None => optimizer.need("single_partition_of_fp32_groups")?,
+        };
+        return masters
+            .items()?
+            .get(group)
+            .cloned()
+            .ok_or_else(|| missing(&masters));
     }
-    let base = optimizer.need("base_optimizer_state")?;
+    let base = base(optimizer)?;
     let states = match base.get("state") {
         Some(states) => states.at(group as i64),
         None => base.items()?.get(group).cloned(), // without padding, "elastic"
     };
     states
-        .ok_or_else(|| missing(&base, "base_optimizer_state"))?
+        .ok_or_else(|| missing(&base))?
         .need(state.key("param"))
 }
 

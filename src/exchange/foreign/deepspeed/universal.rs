@@ -9,10 +9,10 @@
 use super::super::super::torch::{TorchFile, Value};
 use super::super::arguments::Arguments;
 use super::super::detect::{Format, list_names, step_folder};
-use super::super::split_run::{FileLayout, ParamPlace, ShareReader, SplitRun};
+use super::super::run::{ForeignRun, Layout, PartReader, Put, Source};
 use super::super::topology::set_said_split;
-use super::super::{AdamState, Choices, ForeignRun, RunDescription, incomplete};
-use super::layers::{EMBEDDING, first_block, name_of, places};
+use super::super::{AdamState, Choices, RunDescription, incomplete};
+use super::layers::{EMBEDDING, first_block, name_of, table};
 use super::{RULE, refuse};
 use model::Param;
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ struct UniversalReader {
     first_block: usize,
 }
 
-pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
+pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
     let dir = step_folder(from)?;
     let file = TorchFile::open(&dir.join("mp_rank_00_model_states.pt"))?;
     let root = file.root();
@@ -36,14 +36,14 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let trainer = "Megatron-DeepSpeed (universal checkpoint)";
     let mut found =
         RunDescription::new(Format::DeepSpeedUniversal, trainer, &dir).with_args(&root, &args)?;
-    for (i, key) in ["tensor", "pipeline"].into_iter().enumerate() {
-        let name = format!("{key}_model_parallel_size");
-        found.grid[i] = args.count(&name).unwrap_or(1) as usize;
-        found
-            .settings
-            .set(&format!("topology.{key}"), found.grid[i], &name);
+    for (i, key) in ["topology.tensor", "topology.pipeline"]
+        .into_iter()
+        .enumerate()
+    {
+        found.grid[i] = args.count(key).unwrap_or(1) as usize;
+        found.settings.set(key, found.grid[i], args.name(key));
     }
-    let layers = args.count("num_layers")? as usize;
+    let layers = args.count("model.layers")? as usize;
     set_said_split(&mut found.settings, &args, layers, found.grid[1])?;
     (found.updates, found.lr) = numbers(&dir)?;
     let rows = shapes
@@ -61,12 +61,13 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let params = shapes
         .iter()
         .map(|(name, shape)| (0, name.as_str(), &shape[..]));
-    let places = places(params, first_block);
-    let layout = FileLayout { ranks: 1, version: 3.0, vocab: None };
+    let table = table(params, first_block);
     let reader = UniversalReader { dir, first_block };
-    let mut run = SplitRun::new(found, (places, reader), &args, layout, choices)?;
+    let layout = Layout::new(1, 3.0, &args);
+    let run = ForeignRun::new(found, table, reader, layout);
+    let mut run = run.with_vocabulary(&args, None, choices)?;
     run.found.note_updates();
-    Ok(Box::new(run))
+    Ok(run)
 }
 
 /// Adam's count and the last rate.
@@ -139,16 +140,17 @@ fn param<'t>(root: &Value<'t>) -> anyhow::Result<Value<'t>> {
     }
 }
 
-impl ShareReader for UniversalReader {
-    fn read(&mut self, place: &ParamPlace, _: usize, state: AdamState) -> anyhow::Result<Vec<f32>> {
-        let file = TorchFile::open(&state_file(&self.dir, &place.name, state))?;
+impl PartReader for UniversalReader {
+    fn read(&mut self, source: &Source, state: AdamState, put: &mut Put) -> anyhow::Result<()> {
+        let file = TorchFile::open(&state_file(&self.dir, &source.name, state))?;
         let root = file.root();
         let value = param(&root)?;
         let tensor = value.tensor()?;
-        file.floats(tensor, 0..tensor.numel())
+        put([0, 0], source.matrix(), &file.floats(tensor, 0..tensor.numel())?);
+        Ok(())
     }
 
-    fn name(&self, param: &Param) -> Option<String> {
+    fn name(&self, param: &Param, _: AdamState) -> Option<String> {
         name_of(param, self.first_block)
     }
 }

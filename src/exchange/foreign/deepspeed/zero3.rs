@@ -8,21 +8,19 @@
 //! Every parameter is flat, padded to a multiple of the data ranks and cut into as many equal parts; a
 //! rank's parts of a group of parameters follow each other in one tensor.
 
-use super::super::super::torch::{TorchFile, Value};
+use super::super::super::torch::TorchFile;
 use super::super::arguments::Arguments;
 use super::super::detect::{Format, step_folder};
 use super::super::megatron::names::known;
-use super::super::split_run::{FileLayout, ParamPlace, ParamPlaces, ShareReader, SplitRun};
+use super::super::run::{ForeignRun, Layout, ParamTable, PartReader, Put, Source, Stored};
 use super::super::{
-    AdamState, Choices, ForeignRun, Opened, RunDescription, incomplete, same_step, same_updates,
+    AdamState, Choices, Opened, RunDescription, incomplete, same_step, same_updates,
 };
-use super::files::{MODEL, OPTIM, RankFiles, rank_files};
-use super::optimizer::{loss_scale, rate, updates};
-use super::{FlatGroup, RULE, deepspeed_version, groups, version_of};
-use anyhow::Context;
+use super::files::{MODEL_STATES, OPTIM, RankFiles, rank_files};
+use super::optimizer::{loss_scale, partition, rate, updates};
+use super::{FlatGroup, RULE, deepspeed_version, find_in, groups, version_of};
 use base::Problems;
-use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Reader of the parts that data ranks have of each tensor rank's parameters.
 struct Zero3Reader {
@@ -33,7 +31,6 @@ struct Zero3Reader {
 
 /// Groups and files of all tensor ranks.
 struct RankGroups {
-    dir: PathBuf,
     /// Names and shapes, on any tensor rank.
     groups: Vec<FlatGroup>,
     /// Files of the optimizer.
@@ -43,9 +40,9 @@ struct RankGroups {
     updates: u64,
 }
 
-pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
+pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
     let dir = step_folder(from)?;
-    let models = rank_files(&dir, MODEL)?;
+    let models = rank_files(&dir, MODEL_STATES)?;
     let files = rank_files(&dir, OPTIM)?;
     let [tensor, data] = grid(&dir, [&models, &files])?;
     let main = TorchFile::open(&models[&(0, 0)])?;
@@ -61,13 +58,13 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     };
     let args = Arguments::new(args, place, RULE);
     args.refuse(&[("add_position_embedding_type", "this position embedding is not gptrain's")])?;
-    if args.count("tensor_model_parallel_size")? as usize != tensor {
-        return Err(args
-            .problem(format!("args.tensor_model_parallel_size is not the {tensor} of the files")));
+    if args.count("topology.tensor")? as usize != tensor {
+        let name = args.name("topology.tensor");
+        return Err(args.problem(format!("args.{name} is not the {tensor} of the files")));
     }
     let step = root.need("iteration")?.count()?;
     let groups = same_groups(&models, tensor, step)?;
-    let places = places(&groups, &args)?;
+    let table = table(&groups, &args)?;
     let first = TorchFile::open(&files[&(0, 0)])?;
     let optimizer = first.root().need("optimizer_state_dict")?;
     let updates = updates(&first, &optimizer)?;
@@ -75,7 +72,7 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let mut found =
         RunDescription::new(Format::DeepSpeedZero3, trainer, &dir).with_args(&root, &args)?;
     let settings = &mut found.settings;
-    settings.set("topology.tensor", tensor, "tensor_model_parallel_size");
+    settings.set("topology.tensor", tensor, args.name("topology.tensor"));
     settings.set("topology.data", data, "files of the optimizer");
     if data > 1 {
         settings.set("topology.zero", 3, "partitioned by DeepSpeed");
@@ -85,11 +82,11 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     found.lr = rate(&first, &optimizer).unwrap_or(0.0);
     found.loss_scale = loss_scale(&first, &optimizer)?;
     found.note_updates();
-    let groups = RankGroups { dir, groups, files, ranks: data, updates };
-    let parts = Zero3Reader { groups, open: Opened(None) };
-    let vocab = args.optional_count("vocab_size")?;
-    let layout = FileLayout { ranks: tensor, version: version_of(&root), vocab };
-    Ok(Box::new(SplitRun::new(found, (places, parts), &args, layout, choices)?))
+    let groups = RankGroups { groups, files, ranks: data, updates };
+    let reader = Zero3Reader { groups, open: Opened(None) };
+    let layout = Layout::new(tensor, version_of(&root), &args);
+    let vocab = args.optional_count("model.vocab")?;
+    ForeignRun::new(found, table, reader, layout).with_vocabulary(&args, vocab, choices)
 }
 
 /// Tensor and data ranks of the files; an error names one that is missing.
@@ -98,7 +95,7 @@ fn grid(dir: &Path, both: [&RankFiles; 2]) -> anyhow::Result<[usize; 2]> {
     let tensor = 1 + all().map(|(tensor, _)| *tensor).max().unwrap_or(0);
     let data = 1 + all().map(|(_, data)| *data).max().unwrap_or(0);
     let most = all().count();
-    for (files, end) in both.iter().zip([MODEL, OPTIM]) {
+    for (files, end) in both.iter().zip([MODEL_STATES, OPTIM]) {
         // The first gap is within the number of files plus one, whatever rank a name claims.
         let ranks = (0..tensor)
             .flat_map(|t| (0..data).map(move |d| (t, d)))
@@ -129,17 +126,22 @@ fn same_groups(models: &RankFiles, tensor: usize, step: u64) -> anyhow::Result<V
     Ok(first.unwrap_or_default())
 }
 
-fn places(groups: &[FlatGroup], args: &Arguments) -> anyhow::Result<ParamPlaces> {
-    let mut places = ParamPlaces::default();
-    for (entry, (name, shape)) in groups.iter().flatten().enumerate() {
+fn table(groups: &[FlatGroup], args: &Arguments) -> anyhow::Result<ParamTable> {
+    let mut table = ParamTable::default();
+    for (name, shape) in groups.iter().flatten() {
         let key = known(name)
             .ok_or_else(|| args.unsupported(format!("{name} is not in gptrain's model")))?;
-        let place = ParamPlace { stage: 0, entry, name: name.clone(), shape: shape.clone() };
-        if places.known.insert(key, place).is_some() {
+        let shape = shape.clone();
+        let source = Source { name: name.clone(), shape, ..Source::default() };
+        if table
+            .stored
+            .insert(key, vec![Stored::whole(source)])
+            .is_some()
+        {
             return Err(args.problem(format!("{name} is in param_shapes under another name too")));
         }
     }
-    Ok(places)
+    Ok(table)
 }
 
 impl RankGroups {
@@ -167,7 +169,7 @@ impl RankGroups {
         for (group, params) in self.groups.iter().enumerate() {
             let needed: usize = params.iter().map(|(_, shape)| self.part(shape)).sum();
             for state in AdamState::ALL {
-                let held = flat(&optimizer, group, state)?.tensor()?.numel();
+                let held = partition(&optimizer, group, state)?.tensor()?.numel();
                 if held < needed {
                     let name = state.name();
                     return Err(optimizer.problem(format!(
@@ -183,58 +185,23 @@ impl RankGroups {
     fn part(&self, shape: &[usize]) -> usize {
         shape.iter().product::<usize>().div_ceil(self.ranks)
     }
-
-    /// Group of a parameter, and place of a rank's part in the group's tensor.
-    fn slice(&self, name: &str) -> Option<(usize, Range<usize>)> {
-        self.groups.iter().enumerate().find_map(|(group, params)| {
-            let number = params.iter().position(|(found, _)| found == name)?;
-            let first = params[..number]
-                .iter()
-                .map(|(_, shape)| self.part(shape))
-                .sum();
-            Some((group, first..first + self.part(&params[number].1)))
-        })
-    }
 }
 
-impl ShareReader for Zero3Reader {
-    fn read(
-        &mut self,
-        place: &ParamPlace,
-        rank: usize,
-        state: AdamState,
-    ) -> anyhow::Result<Vec<f32>> {
+impl PartReader for Zero3Reader {
+    fn read(&mut self, source: &Source, state: AdamState, put: &mut Put) -> anyhow::Result<()> {
         let Zero3Reader { groups, open } = self;
-        let slice = groups.slice(&place.name);
-        let (group, part) =
-            slice.with_context(|| format!("{}: no {}", groups.dir.display(), place.name))?;
-        let numel = place.shape.iter().product();
+        let (group, part) = find_in(&groups.groups, &source.name, |shape| groups.part(shape))
+            .expect("a source is in the groups");
+        let numel = source.numel();
         let mut values = Vec::with_capacity(numel);
-        for file in open.get(rank, || groups.open(rank))? {
+        for file in open.get(source.rank, || groups.open(source.rank))? {
             // The end of the last parts is padding.
             let own = part.len().min(numel - values.len());
             let optimizer = file.root().need("optimizer_state_dict")?;
-            let flat = flat(&optimizer, group, state)?;
+            let flat = partition(&optimizer, group, state)?;
             values.extend(file.floats(flat.tensor()?, part.start..part.start + own)?);
         }
-        Ok(values)
+        put([0, 0], source.matrix(), &values);
+        Ok(())
     }
-}
-
-/// The flat tensor of a state of a group.
-fn flat<'t>(optimizer: &Value<'t>, group: usize, state: AdamState) -> anyhow::Result<Value<'t>> {
-    let missing = |of: &Value| of.problem(format!("has no group {group} of param_shapes"));
-    if state == AdamState::Master {
-        let groups = optimizer.need("fp32_flat_groups")?;
-        return groups
-            .items()?
-            .get(group)
-            .cloned()
-            .ok_or_else(|| missing(&groups));
-    }
-    let states = optimizer.need("optimizer_state_dict")?.need("state")?;
-    states
-        .at(group as i64)
-        .ok_or_else(|| missing(&states))?
-        .need(state.key("param"))
 }

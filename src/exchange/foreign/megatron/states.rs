@@ -7,6 +7,7 @@
 use super::super::super::torch::{TorchFile, Value};
 use super::super::{AdamState, LossScale};
 use super::names::Entry;
+use std::collections::HashMap;
 
 /// Group, and number in it, of each parameter of a stage.
 pub type StatePlaces = Vec<(usize, usize)>;
@@ -14,9 +15,13 @@ pub type StatePlaces = Vec<(usize, usize)>;
 /// The plain optimizer of a file.
 pub struct PlainOptimizer<'t> {
     groups: Vec<Value<'t>>,
+    /// Numbers of the parameters, by group.
+    ids: Vec<Vec<Value<'t>>>,
     states: Value<'t>,
+    /// State of each parameter, by its number.
+    by_id: HashMap<i64, Value<'t>>,
     /// f32 copies of parameters in 16 bits, by group.
-    masters: Option<Vec<Value<'t>>>,
+    masters: Option<Vec<Vec<Value<'t>>>>,
 }
 
 impl<'t> PlainOptimizer<'t> {
@@ -40,10 +45,12 @@ impl<'t> PlainOptimizer<'t> {
                        distrib_optim.pt, which is missing";
             return Ok(Err(why.into()));
         };
-        let names = ["fp32_from_fp16_params", "fp32_from_fp16"];
-        let masters = names.into_iter().find_map(|name| outer.some(name));
-        let masters = masters.map(|masters| masters.items()).transpose()?;
         let groups = groups.items()?;
+        let masters: Option<Vec<_>> = ["fp32_from_fp16_params", "fp32_from_fp16"]
+            .into_iter()
+            .find_map(|name| outer.some(name))
+            .map(|masters| masters.items()?.iter().map(Value::items).collect())
+            .transpose()?;
         match &masters {
             None if half => {
                 return Ok(Err("optimizer has no fp32_from_fp16_params".into()));
@@ -56,16 +63,26 @@ impl<'t> PlainOptimizer<'t> {
             }
             _ => {}
         }
-        Ok(Ok(PlainOptimizer { groups, states, masters: masters.filter(|_| half) }))
+        let mut ids = Vec::new();
+        for group in &groups {
+            ids.push(group.need("params")?.items()?);
+        }
+        let by_id = states
+            .pairs()
+            .unwrap_or_default()
+            .into_iter()
+            .filter_map(|(id, state)| Some((id.int().ok()?, state)))
+            .collect();
+        let masters = masters.filter(|_| half);
+        Ok(Ok(PlainOptimizer { groups, ids, states, by_id, masters }))
     }
 
     /// The place of each parameter of the model, or the reason why it cannot be found.
-    pub fn slots(&self, entries: &[Entry]) -> anyhow::Result<Result<StatePlaces, String>> {
-        let shape = |entry: &Entry| entry.value.tensor().map(|tensor| tensor.shape.clone());
-        let shapes = entries
-            .iter()
-            .map(shape)
-            .collect::<anyhow::Result<Vec<_>>>()?;
+    pub fn slots(&self, entries: &[(usize, Entry)]) -> anyhow::Result<Result<StatePlaces, String>> {
+        let mut shapes = Vec::new();
+        for (_, entry) in entries {
+            shapes.push(&entry.value.tensor()?.shape);
+        }
         let all: Vec<usize> = (0..entries.len()).collect();
         let (rest, decay): (Vec<usize>, Vec<usize>) = all
             .iter()
@@ -73,14 +90,20 @@ impl<'t> PlainOptimizer<'t> {
             .partition(|entry| shapes[*entry].len() == 1);
         let mut slots = vec![None; entries.len()];
         for group in 0..self.groups.len() {
-            let held = self.shapes(group)?;
-            let Some(list) = [&all, &decay, &rest].into_iter().find(|list| {
+            // Shapes of the first moments.
+            let mut held = Vec::new();
+            for number in 0..self.ids[group].len() {
+                let moment = self.state((group, number), AdamState::FirstMoment)?;
+                held.push(&moment.expect("moments are always stored").tensor()?.shape);
+            }
+            let is_held = |list: &[usize]| {
                 list.len() == held.len()
                     && list
                         .iter()
                         .zip(&held)
                         .all(|(entry, shape)| shapes[*entry] == *shape)
-            }) else {
+            };
+            let Some(list) = [&all, &decay, &rest].into_iter().find(|list| is_held(list)) else {
                 return Ok(Err(format!(
                     "group {group} of the optimizer has {} parameters, which are neither all {} of \
                      the file, nor its {} matrices, nor its {} vectors, in their order",
@@ -92,60 +115,43 @@ impl<'t> PlainOptimizer<'t> {
             };
             for (number, entry) in list.iter().enumerate() {
                 if slots[*entry].replace((group, number)).is_some() {
-                    let name = &entries[*entry].name;
+                    let name = &entries[*entry].1.name;
                     return Ok(Err(format!("{name} is in two groups of the optimizer")));
                 }
             }
         }
-        let missing = slots.iter().position(Option::is_none);
-        if let Some(entry) = missing {
-            let name = &entries[entry].name;
+        if let Some(entry) = slots.iter().position(Option::is_none) {
+            let name = &entries[entry].1.name;
             return Ok(Err(format!("no group of the optimizer has {name}")));
         }
         Ok(Ok(slots.into_iter().flatten().collect()))
     }
 
-    /// Shapes of a group's first moments.
-    fn shapes(&self, group: usize) -> anyhow::Result<Vec<Vec<usize>>> {
-        let count = self.groups[group].need("params")?.items()?.len();
-        (0..count)
-            .map(|number| {
-                let state = self.tensor((group, number), AdamState::FirstMoment)?;
-                Ok(state.tensor()?.shape.clone())
-            })
-            .collect()
-    }
-
-    /// A state of the parameter in a slot; None of a weight that has no f32 copy.
-    fn tensor(&self, slot: (usize, usize), state: AdamState) -> anyhow::Result<Value<'t>> {
-        let (group, number) = slot;
-        let params = &self.groups[group];
+    /// A state of the parameter in a slot; None for a weight that is f32 itself.
+    pub fn state(
+        &self,
+        (group, number): (usize, usize),
+        state: AdamState,
+    ) -> anyhow::Result<Option<Value<'t>>> {
         let missing = |what: &str| {
-            params.problem(format!(
+            self.groups[group].problem(format!(
                 "parameter {number} of group {group} of the optimizer has no {what}"
             ))
         };
-        if let (AdamState::Master, Some(masters)) = (state, &self.masters) {
-            let found = masters[group].items()?.get(number).cloned();
-            return found.ok_or_else(|| missing("copy in fp32_from_fp16_params"));
+        if state == AdamState::Master {
+            let Some(masters) = &self.masters else { return Ok(None) };
+            let copy = masters[group].get(number).cloned();
+            return copy
+                .ok_or_else(|| missing("copy in fp32_from_fp16_params"))
+                .map(Some);
         }
-        let ids = params.need("params")?.items()?;
-        let id = ids.get(number).ok_or_else(|| missing("number"))?.int()?;
-        let states = self.states.at(id).ok_or_else(|| missing("state"))?;
+        let id = self.ids[group]
+            .get(number)
+            .ok_or_else(|| missing("number"))?
+            .int()?;
+        let states = self.by_id.get(&id).ok_or_else(|| missing("state"))?;
         let key = state.key("param");
-        states.some(key).ok_or_else(|| missing(key))
-    }
-
-    /// A state of a parameter; None for a weight that is f32 itself.
-    pub fn state(
-        &self,
-        slot: (usize, usize),
-        state: AdamState,
-    ) -> anyhow::Result<Option<Value<'t>>> {
-        match state {
-            AdamState::Master if self.masters.is_none() => Ok(None),
-            _ => self.tensor(slot, state).map(Some),
-        }
+        states.some(key).ok_or_else(|| missing(key)).map(Some)
     }
 
     /// Adam's count: in the groups (apex, Transformer Engine) or in each state (PyTorch).

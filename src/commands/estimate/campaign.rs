@@ -1,0 +1,118 @@
+//! `gptrain estimate --what-if`, `--sizes`
+
+use super::progress::Bar;
+use super::records::{Changes, learn};
+use super::search::none_over;
+use super::{Args, other};
+use estimate::campaign::{self, Law, Member};
+use estimate::change::flag_lines;
+use estimate::compare::{Side, compared};
+use estimate::predict::Predict;
+use estimate::request::{Flags, Request};
+use estimate::setup::{Extras, Program};
+use estimate::words;
+use manifest::Loaded;
+use std::path::Path;
+
+#[derive(clap::Args)]
+pub struct Campaign {
+    /// Compare with other settings, as in --what-if "topology.tensor=4,batch.micro=2", or with
+    /// another manifest
+    #[arg(long, value_name = "KEY=VALUE,…|FILE")]
+    pub what_if: Option<String>,
+    /// Plan models of several sizes in the manifest's family, such as 125M,350M,1.3B, each with the
+    /// tokens of --law and its best topology over --gpus
+    #[arg(long, value_delimiter = ',', value_parser = words::tokens)]
+    pub sizes: Vec<f64>,
+    /// Number of tokens for a size: chinchilla, a number of tokens per parameter (20), or a fit
+    /// E,A,α,B,β of the loss E + A/N^α + B/D^β [default: chinchilla]
+    #[arg(long, value_parser = Law::read)]
+    pub law: Option<Law>,
+}
+
+/// Prints both plans side by side. Ok(false) if the changed plan does not fit.
+pub fn compare(args: &Args, path: &Path, changes: &str) -> anyhow::Result<bool> {
+    let (from, mut sets) = match Path::new(changes) {
+        file if file.is_file() => (file, Vec::new()),
+        _ => (path, args.set.clone()),
+    };
+    let now = args.load(path, &args.set)?;
+    let mut flags = Vec::new();
+    let then = if from == path {
+        let changes = Changes::read(changes, &now.manifest.topology)?;
+        sets.extend_from_slice(&changes.sets);
+        let then = args
+            .load(from, &sets)
+            .map_err(|error| changes.explain(error))?;
+        flags = changes.sets;
+        then
+    } else {
+        args.load(from, &sets)?
+    };
+    let view = |loaded: &Loaded| {
+        let (request, other) = requested(args, loaded, args.flags())?;
+        anyhow::Ok(request.view(other))
+    };
+    let a = view(&now)?;
+    let b = view(&then)?;
+    let side = |name, view, effective| Side { name, view, effective };
+    let mut out =
+        compared(&side("as it is", &a, &now.effective), &side("what if", &b, &then.effective));
+    if !flags.is_empty() {
+        out.line("\nThe changed plan");
+        out.indented(flag_lines(&flags));
+        out.json["set"] = flags.into();
+    }
+    out.say(args.json);
+    Ok(b.fits_all())
+}
+
+/// Request with the result of --calibrate, and the predictor of another program.
+fn requested(
+    args: &Args,
+    loaded: &Loaded,
+    flags: Flags,
+) -> anyhow::Result<(Request, Option<&'static dyn Predict>)> {
+    let request = Request::new(loaded.manifest.clone(), &flags)?;
+    args.refuse_unused_for(request.setup.program)?;
+    match &args.calibrate {
+        Some(path) if request.setup.program == Program::Gptrain => {
+            Ok((learn(path, request)?, None))
+        }
+        _ => {
+            let other = other(args, &request)?;
+            Ok((request, other))
+        }
+    }
+}
+
+/// Prints the plan of every size. Ok(false) if one of them does not fit in any topology.
+pub fn sizes(args: &Args, path: &Path) -> anyhow::Result<bool> {
+    let law = args.campaign.law.unwrap_or(Law::CHINCHILLA);
+    let like = args.load(path, &args.set)?.manifest;
+    let devices = args.search.gpus.unwrap_or(like.topology.ranks());
+    let bar = Bar::new();
+    let watch = |progress| bar.show(progress);
+    let member = |size: &f64| {
+        let sets = campaign::sized(&like.model, *size)?;
+        let loaded = args.load(path, &[&args.set[..], &sets].concat())?;
+        let tokens = law.tokens(model::parameters(&loaded.manifest.model) as f64);
+        let flags = Flags { tokens: Some(tokens), ..args.flags() };
+        let (request, other) = requested(args, &loaded, flags)?;
+        let search = request.search(other, Extras::default()).watched(&watch);
+        let found = search
+            .ranked(devices)
+            .map(|mut found| found.best.swap_remove(0));
+        let best = found.ok_or_else(|| none_over(devices, search.exclusion(devices)));
+        anyhow::Ok(Member { size: *size, best, manifest: request.manifest, terms: request.terms })
+    };
+    let members = args
+        .campaign
+        .sizes
+        .iter()
+        .map(member)
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    bar.finish();
+    campaign::printout(&like, &members, law, devices).say(args.json);
+    Ok(members.iter().all(|member| member.best.is_ok()))
+}

@@ -1,0 +1,282 @@
+//! `gptrain estimate`
+
+mod campaign;
+#[cfg(feature = "predict")]
+mod others;
+mod progress;
+mod records;
+mod search;
+mod unused_flags;
+
+use crate::completions::{HARDWARE, PROGRAMS, SETTINGS};
+use crate::import::foreign;
+use crate::manifest::new::NewManifest;
+use base::table::Printout;
+use base::{Problems, number};
+use estimate::gptrain::advisor::Advisor;
+use estimate::gptrain::dry_run::MemoryLimits;
+use estimate::predict::Predict;
+use estimate::request::{Flags, Request};
+use estimate::setup::{Extras, Program};
+use estimate::trainers;
+use estimate::view::View;
+use estimate::{plot, print, words};
+use launch::exit::{self, AlreadyPrinted};
+use manifest::{Family, Loaded};
+use plan::timeline;
+use progress::Bar;
+use records::{learn, list_hardware};
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Manifest, or a size such as 7B: then the shape of the published model of that size
+    #[arg(required_unless_present_any = ["selftest", "score", "list_hardware", "from"])]
+    manifest: Option<PathBuf>,
+    /// In place of a manifest, a checkpoint that `gptrain import` reads: the run that it would
+    /// become
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["manifest", "family", "what_if", "sizes"])]
+    from: Option<PathBuf>,
+    /// Change a setting of the manifest, as in `--set topology.tensor=4`
+    #[arg(long, value_name = "KEY=VALUE", value_parser = SETTINGS, hide_possible_values = true)]
+    set: Vec<String>,
+    #[arg(long = "as", value_name = "PROGRAM", help = others())]
+    #[arg(value_parser = PROGRAMS, hide_possible_values = true)]
+    program: Option<String>,
+    /// Family of the model, for a size instead of a manifest: gpt2 or llama [default: that of the
+    /// published model]
+    #[arg(long, value_parser = crate::manifest::family)]
+    family: Option<Family>,
+    /// Row of the hardware table, instead of the manifest's plan.hardware; h100 is h100-80g
+    #[arg(long, value_name = "NAME", value_parser = HARDWARE, hide_possible_values = true)]
+    hardware: Option<String>,
+    /// Print the hardware table
+    #[arg(long)]
+    list_hardware: bool,
+    /// Length of the run in tokens, instead of the manifest's, such as 366e9 or 300B
+    #[arg(long, value_parser = words::tokens)]
+    tokens: Option<f64>,
+    /// Price of one device for one hour, in dollars or with a currency: 2.10, €2.10, "2.10 CHF"
+    #[arg(long, value_parser = words::price)]
+    price: Option<words::Price>,
+    /// Budget of the run
+    #[arg(long, value_parser = number::real)]
+    budget: Option<f64>,
+    /// Share of the wall-clock time in which the run makes progress
+    #[arg(long, value_parser = number::real)]
+    availability: Option<f64>,
+    /// Assume asynchronous kernel launches (CUDA_LAUNCH_BLOCKING=0): in a plan for a machine whose
+    /// measured launches were synchronous, such as jean-zay-a100, and in all rows of --score and
+    /// --calibrate
+    #[arg(long)]
+    async_launches: bool,
+    #[command(flatten)]
+    search: search::Search,
+    #[command(flatten)]
+    campaign: campaign::Campaign,
+    /// Fit the constants of the estimate to measurements. For gptrain: the output of `gptrain bench
+    /// --json`, or a run: its folder, its metrics.jsonl or its log. For other programs: a log, or a
+    /// csv with the columns of `measured_runs.csv`
+    #[arg(long, value_name = "FILE")]
+    calibrate: Option<PathBuf>,
+    /// Predict the shipped measured runs and print the errors
+    #[arg(long)]
+    selftest: bool,
+    /// Predict every row of a csv of measured runs and print the errors
+    #[arg(long, value_name = "FILE")]
+    score: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Write charts and an HTML page into this folder
+    #[arg(long, value_name = "FOLDER")]
+    plot: Option<PathBuf>,
+    #[command(flatten)]
+    overwrite: crate::options::Overwrite,
+    /// Draw the pipeline's schedule
+    #[arg(long)]
+    draw_schedule: bool,
+}
+
+/// Help of `--as`.
+fn others() -> String {
+    let names = trainers::names().join(", ");
+    format!(
+        "Estimate for another trainer, or rows of unknown ones in --score by its formulas: {names}"
+    )
+}
+
+pub fn run(mut args: Args) -> anyhow::Result<()> {
+    args.imply_search();
+    args.refuse_unused()?;
+    if args.list_hardware {
+        list_hardware().say(args.json);
+        return Ok(());
+    }
+    if args.selftest || args.score.is_some() {
+        return scores(&args);
+    }
+    let fits = plan(&args)?;
+    if fits { Ok(()) } else { Err(AlreadyPrinted { code: exit::DOES_NOT_FIT }.into()) }
+}
+
+/// Prints the plan. Ok(false) if it does not fit.
+fn plan(args: &Args) -> anyhow::Result<bool> {
+    let loaded = match (&args.from, &args.manifest) {
+        (Some(from), _) => foreign::planned_run(from, &args.set)?,
+        (None, manifest) => {
+            let path = manifest.as_ref().expect("clap asks for it");
+            if let Some(other) = &args.campaign.what_if {
+                return campaign::compare(args, path, other);
+            }
+            if !args.campaign.sizes.is_empty() {
+                return campaign::sizes(args, path);
+            }
+            args.load(path, &args.set)?
+        }
+    };
+    let mut request = Request::new(loaded.manifest, &args.flags())?;
+    args.refuse_unused_for(request.setup.program)?;
+    if request.setup.program == Program::Gptrain
+        && let Some(path) = &args.calibrate
+    {
+        request = learn(path, request)?;
+    }
+    let other = other(args, &request)?;
+    if args.search.asked() {
+        return search::run(args, &request, other);
+    }
+    let (view, mut out) = planned(&request, &loaded.effective, other);
+    finish(args, &request, other, &view, &mut out)?;
+    out.say(args.json);
+    Ok(view.fits_all())
+}
+
+/// Predictor of the request's program; None for gptrain.
+fn other(args: &Args, request: &Request) -> anyhow::Result<Option<&'static dyn Predict>> {
+    match request.setup.program {
+        Program::Gptrain => Ok(None),
+        #[cfg(feature = "predict")]
+        Program::Other(_) => Ok(Some(others::predictor(args, Some(&request.setup))?)),
+        #[cfg(not(feature = "predict"))]
+        Program::Other(_) => {
+            Err(without(if args.program.is_some() { "--as" } else { "plan.framework" }).into())
+        }
+    }
+}
+
+/// Errors of predictions of measured runs.
+fn scores(args: &Args) -> anyhow::Result<()> {
+    #[cfg(feature = "predict")]
+    return others::scores(args);
+    #[cfg(not(feature = "predict"))]
+    Err(without(if args.selftest { "--selftest" } else { "--score" }).into())
+}
+
+/// Error for an option that needs the planner of other programs.
+#[cfg(not(feature = "predict"))]
+fn without(option: &str) -> Problems {
+    Problems::without(option, "plans of other programs", ", or plan for gptrain: --as gptrain")
+}
+
+/// Plan with advice.
+fn planned(request: &Request, effective: &str, other: Option<&dyn Predict>) -> (View, Printout) {
+    let view = request.view(other);
+    let mut out = print::printout(&view);
+    let Request { manifest, setup, .. } = request;
+    match other {
+        Some(other) => other.advise(manifest, &view, &mut out),
+        None => {
+            let limits = MemoryLimits::new(manifest, setup.hardware);
+            let advisor = Advisor { effective, manifest, setup, limits };
+            print::advise_own(&view, &advisor, &mut out);
+        }
+    }
+    (view, out)
+}
+
+/// Adds the schedule and writes the charts, as the options say.
+fn finish(
+    args: &Args,
+    request: &Request,
+    other: Option<&dyn Predict>,
+    view: &View,
+    out: &mut Printout,
+) -> anyhow::Result<()> {
+    let played = view.schedule();
+    if args.draw_schedule {
+        out.line(format!("\nSchedule\n{}", timeline::draw(&played, 90).trim_end()));
+    }
+    if let Some(folder) = &args.plot {
+        let bar = Bar::new();
+        let watch = |progress| bar.show(progress);
+        let search = request.search(other, Extras::default()).watched(&watch);
+        let points = search.scaling();
+        bar.finish();
+        let text = out.text(usize::MAX);
+        plot::write(folder, args.overwrite.existing(), view, &text, &played, &points)?;
+        out.line(format!("\n{}", folder.join("estimate.html").display()));
+    }
+    Ok(())
+}
+
+impl Args {
+    /// Loads the manifest, or makes one for a size.
+    fn load(&self, path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
+        let size = path.to_str().filter(|_| !path.exists()).map(words::tokens);
+        let Some(Ok(size)) = size else {
+            if self.family.is_some() {
+                return Err(Problems::one(
+                    "--family",
+                    "is for a size such as 7B instead of a manifest",
+                    "set model.family in the manifest",
+                )
+                .into());
+            }
+            return manifest::load(path, sets);
+        };
+        let name = path.display().to_string();
+        let params = Some(size as u64);
+        let new = NewManifest { name, params, family: self.family, ..NewManifest::default() };
+        Ok(manifest::parse(&new.text()?, &new.name, Path::new("."), sets)?)
+    }
+
+    fn flags(&self) -> Flags<'_> {
+        Flags {
+            program: self.program.as_deref(),
+            hardware: self.hardware.as_deref(),
+            tokens: self.tokens,
+            price: self.price,
+            budget: self.budget,
+            availability: self.availability,
+            async_launches: self.async_launches,
+        }
+    }
+}
+
+#[cfg(all(test, not(feature = "predict")))]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn plans_of_other_programs_are_refused_with_the_remedy() {
+        let cases: [(&[&str], &str); 3] = [
+            (&["7B", "--as", "megatron-lm"], "--as"),
+            (&["--selftest"], "--selftest"),
+            (&["--score", "runs.csv"], "--score"),
+        ];
+        for (words, place) in cases {
+            let args = Cli::parse_from([&["estimate"], words].concat()).args;
+            let said = run(args).unwrap_err().to_string();
+            let parts = [place, "without plans of other programs", "cargo build --release"];
+            assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Plans of other programs, by the crate `predict`: `--as`, `--selftest`, `--score`.
+
+use super::Args;
+use super::records::read;
+use base::Problems;
+use estimate::setup::Setup;
+use estimate::trainers::{self, Trainer};
+use predict::{Predictor, calibrate, rows, score};
+
+/// Number of skipped log lines that are printed.
+const SHOWN: usize = 10;
+
+/// Predictor from the shipped runs, and from those of --calibrate: a csv, or a log of the run that
+/// `setup` plans. Prints a summary on stderr.
+pub fn predictor(args: &Args, setup: Option<&Setup>) -> anyhow::Result<&'static Predictor> {
+    let Some(path) = &args.calibrate else { return Ok(Predictor::shipped()) };
+    let name = path.display().to_string();
+    let found = calibrate::calibrate(&read(path)?, &name, setup, args.async_launches)?;
+    for (id, what) in found.refused.iter().take(SHOWN) {
+        base::warn!("{name}: {id}: {what}");
+    }
+    if found.refused.len() > SHOWN {
+        base::warn!("{name}: and {} more like these", found.refused.len() - SHOWN);
+    }
+    let (times, weights) = found.learned(&name)?;
+    base::warn!("{name}: learned from {times} times and {weights} memories");
+    Ok(Box::leak(Box::new(found.predictor))) // a command has one, or one per plan
+}
+
+/// Prints the errors of predictions of measured runs: the shipped ones, or those of --score.
+pub fn scores(args: &Args) -> anyhow::Result<()> {
+    let out = match &args.score {
+        None => score::print::selftest(),
+        Some(path) => {
+            let predictor = predictor(args, None)?;
+            let text = read(path)?;
+            let family = family(args)?;
+            let mut rows = rows::read_as(&text, &path.display().to_string(), family)?;
+            if args.async_launches {
+                rows = rows.into_iter().map(rows::Row::asynchronous).collect();
+            }
+            score::print::score(predictor, &rows)
+        }
+    };
+    out.say(args.json);
+    Ok(())
+}
+
+/// Program whose formulas the rows of unknown programs have in --score.
+fn family(args: &Args) -> Result<Option<&'static Trainer>, Problems> {
+    if args.program.as_deref() == Some("gptrain") {
+        return Err(Problems::one(
+            "--as",
+            "gptrain's own plans have no formulas for rows",
+            "name another program, or give a manifest",
+        ));
+    }
+    args.program
+        .as_deref()
+        .map(|name| trainers::find(name, "--as"))
+        .transpose()
+}

@@ -1,0 +1,151 @@
+//! `gptrain estimate --search`, `--min-gpus`, `--max-params`
+
+use super::Args;
+use super::progress::Bar;
+use base::number::whole;
+use base::table::Printout;
+use base::{Count, Problems};
+use estimate::plot;
+use estimate::predict::Predict;
+use estimate::request::Request;
+use estimate::search::{MOST_DEVICES, Search as Searched, print};
+use estimate::setup::Extras;
+use serde_json::json;
+
+#[derive(clap::Args)]
+pub struct Search {
+    /// Find the best topology for the model on --gpus
+    #[arg(long, requires = "gpus", conflicts_with_all = ["max_params", "min_gpus"])]
+    pub search: bool,
+    /// Devices to use
+    #[arg(long, value_parser = some)]
+    pub gpus: Option<usize>,
+    /// Nodes of --gpus that remain idle as spares
+    #[arg(long, value_parser = whole::<usize>)]
+    pub nodes_spare: Option<usize>,
+    /// Quantity that the search minimises: days, gpu-hours or money [default: days]
+    #[arg(long, value_parser = ["days", "gpu-hours", "money"])]
+    pub objective: Option<String>,
+    /// Also try these with every topology (gptrain's plans only): offload, adam8bit, powersgd. If no
+    /// other plan fits, the search tries the first two without this option
+    #[arg(long, value_delimiter = ',', value_parser = ["offload", "adam8bit", "powersgd"])]
+    pub with: Vec<String>,
+    /// Find the largest model of the manifest's proportions that fits on --gpus
+    #[arg(long, requires = "gpus", conflicts_with = "min_gpus")]
+    pub max_params: bool,
+    /// Find the fewest devices on which the manifest's model fits
+    #[arg(long)]
+    pub min_gpus: bool,
+}
+
+/// Parses a number of devices.
+fn some(text: &str) -> Result<usize, String> {
+    match whole(text) {
+        Ok(0) => Err("a plan needs a device: give 1 or more".into()),
+        Ok(count) => Ok(count),
+        Err(_) => Err("write a number of devices, such as 64".into()),
+    }
+}
+
+impl Search {
+    pub fn asked(&self) -> bool {
+        self.search || self.max_params || self.min_gpus
+    }
+
+    fn extras(&self) -> Extras {
+        let has = |name: &str| self.with.iter().any(|with| with == name);
+        Extras { offload: has("offload"), adam8bit: has("adam8bit"), powersgd: has("powersgd") }
+    }
+}
+
+/// Runs the search. Ok(false) if no plan fits.
+pub fn run(args: &Args, request: &Request, other: Option<&dyn Predict>) -> anyhow::Result<bool> {
+    let bar = Bar::new();
+    let watch = |progress| bar.show(progress);
+    let search = request.search(other, args.search.extras()).watched(&watch);
+    let m = &request.manifest;
+    if args.search.min_gpus {
+        let found = search
+            .fewest(MOST_DEVICES)
+            .map(|found| print::fewest(m, &found));
+        bar.finish();
+        let none = || NONE_ON_ANY.to_string();
+        return Ok(shown(args, found, none));
+    }
+    let devices = devices(args, request)?;
+    if args.search.max_params {
+        if devices > MOST_DEVICES {
+            let (given, most) = (Count(devices as u64), Count(MOST_DEVICES as u64));
+            let what = format!("{given} devices: --max-params tries models for up to {most}");
+            return Err(Problems::one("--gpus", what, format!("give {most} or fewer")).into());
+        }
+        let found = search
+            .largest(devices)
+            .map(|found| print::largest(m, devices, &found));
+        bar.finish();
+        let none = || format!("no model of these proportions fits on {devices} devices");
+        return Ok(shown(args, found, none));
+    }
+    let found = ranked(args, request, &search, devices)?;
+    bar.finish();
+    Ok(shown(args, found, || none_over(devices, search.exclusion(devices))))
+}
+
+const NONE_ON_ANY: &str = "no number of devices up to 65,536 fits";
+
+/// Reason why no topology over so many devices can be planned: the settings that exclude all, or memory.
+pub fn none_over(devices: usize, exclusion: Option<String>) -> String {
+    match exclusion {
+        Some(exclusion) => format!("no topology over {devices} devices: {exclusion}"),
+        None => format!("no topology over {devices} devices fits into their memory"),
+    }
+}
+
+/// Devices of --gpus without those of the spare nodes.
+fn devices(args: &Args, request: &Request) -> Result<usize, Problems> {
+    let all = args.search.gpus.expect("clap asks for it");
+    let spare = args.search.nodes_spare.unwrap_or(0);
+    match all.saturating_sub(spare * request.setup.per_node) {
+        0 => Err(Problems::one(
+            "--nodes-spare",
+            format!("{spare} spare nodes leave none of {all} devices"),
+            "keep fewer, or give more --gpus",
+        )),
+        devices => Ok(devices),
+    }
+}
+
+fn ranked(
+    args: &Args,
+    request: &Request,
+    search: &Searched,
+    devices: usize,
+) -> anyhow::Result<Option<Printout>> {
+    let Some(found) = search.rank(devices) else { return Ok(None) };
+    let objective = args.search.objective.as_deref().unwrap_or("days");
+    let m = &request.manifest;
+    let terms = &request.terms;
+    let mut out = print::ranking(m, &found, devices, objective, terms);
+    if let Some(folder) = &args.plot {
+        let text = out.text(usize::MAX);
+        plot::write_search(folder, args.overwrite.existing(), m, &found, terms, &text)?;
+        out.line(format!("\n{}", folder.join("estimate.html").display()));
+    }
+    Ok(Some(out))
+}
+
+/// Prints the result, or that there is none. Returns whether there is one.
+fn shown(args: &Args, found: Option<Printout>, none: impl FnOnce() -> String) -> bool {
+    let exists = found.is_some();
+    let out = found.unwrap_or_else(|| {
+        let remedy =
+            "a smaller model, more devices, or batch sizes (ramp-up too) with more divisors";
+        let text = format!("{}\n  → {remedy}", none());
+        let mut out = Printout::default();
+        out.line(&text);
+        out.json = json!({ "fits": false, "what": text });
+        out
+    });
+    out.say(args.json);
+    exists
+}

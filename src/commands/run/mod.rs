@@ -1,0 +1,220 @@
+//! `gptrain run`
+
+mod example;
+mod length;
+
+use crate::completions::SETTINGS;
+use base::{Problems, number, shell_word};
+use launch::console::Form;
+use launch::events::{self, Kind};
+use launch::messages::Messages;
+use manifest::Manifest;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use train::report::metrics::Metrics;
+use train::trace::{Steps, TraceOptions};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Manifest, or folder of a run
+    #[arg(required_unless_present = "example")]
+    manifest: Option<PathBuf>,
+    /// Train a small GPT on Jane Austen's novels, which this binary contains; writes ./gptrain-example
+    #[arg(long, conflicts_with = "manifest")]
+    example: bool,
+    /// Change a setting of the manifest, as in `--set optimizer.adamw.beta2=0.95`
+    #[arg(long, value_name = "KEY=VALUE", value_parser = SETTINGS, hide_possible_values = true)]
+    set: Vec<String>,
+    /// Choose the run's length so that it takes about this many minutes on this machine: times a few
+    /// steps first, and scales the warm-up with the length. `--example` uses 0.75
+    #[arg(long, value_name = "MINUTES", value_parser = number::real_in(0.01..=1e6))]
+    minutes: Option<f64>,
+    /// Resume from this checkpoint (step-00000040) instead of the newest, or from a mirror
+    /// (s3://BUCKET/PREFIX, file:///FOLDER), which is fetched into the run's folder
+    #[arg(long, value_name = "STEP")]
+    resume_from: Option<PathBuf>,
+    /// Keep the weights at a resume and reset the optimizer's states: for another optimizer
+    #[arg(long)]
+    reset_optimizer: bool,
+    /// Repeat this many recorded steps from an older checkpoint first; their losses must be equal
+    #[arg(long, value_name = "STEPS", value_parser = number::whole_in(1..=u64::MAX))]
+    verify_resume: Option<u64>,
+    /// Write the spans of all ranks in `--trace-steps` to this file, for ui.perfetto.dev
+    #[arg(long, value_name = "FILE", requires = "trace_steps")]
+    pub trace: Option<PathBuf>,
+    /// Steps to trace, both ends included, as in `--trace-steps 10..12`
+    #[arg(long, value_name = "A..B", requires = "trace", value_parser = Steps::parse)]
+    trace_steps: Option<Steps>,
+    /// Write the ops of a step of rank 0 to this file, as CSV: shapes, FLOPs, bytes and, on a CPU,
+    /// seconds
+    #[arg(long, value_name = "FILE")]
+    ops: Option<PathBuf>,
+}
+
+pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
+    launch::series::end_with_series();
+    // Before the run, whose plan is made under a subscriber that enables every level.
+    let is_verbose = tracing::enabled!(tracing::Level::INFO);
+    let path = match &args.manifest {
+        Some(path) => path.clone(),
+        None => example::prepare()?,
+    };
+    let minutes = minutes_of(&args)?;
+    let mut loaded = manifest::load(&path, &args.set)?;
+    // A run from a checkpoint of the user's choice does not restart: it would use the newest one.
+    let once = args.resume_from.is_some() || args.reset_optimizer || args.verify_resume.is_some();
+    if !once && train::supervise(&loaded)? {
+        return Ok(());
+    }
+    let mut settings = Vec::new();
+    if let Some(minutes) = minutes {
+        let load = |more: &[String]| manifest::load(&path, &[&args.set[..], more].concat());
+        let fitted = length::fit(&loaded, &load, minutes, messages)?;
+        for line in fitted.lines {
+            tracing::info!("{line}");
+        }
+        loaded = load(&fitted.sets)?;
+        settings = fitted.sets;
+    }
+    if train::start_processes(&loaded, &rank_words(&settings))? {
+        return Ok(());
+    }
+    let Args { resume_from, reset_optimizer, verify_resume, ops, .. } = args;
+    let trace = args
+        .trace
+        .zip(args.trace_steps)
+        .map(|(file, steps)| TraceOptions { file, steps });
+    let options = train::RunOptions { resume_from, reset_optimizer, verify_resume, trace, ops };
+    let ended = train::run(&loaded, &options, messages)?;
+    if messages.console().form() == Form::Quiet {
+        return Ok(());
+    }
+    let folder = &loaded.manifest.log.folder;
+    if let Some(ended) = ended {
+        say_end(&loaded.manifest, ended, once);
+    } // else the process of rank 0 prints it
+    let complete = ended == Some(train::Ended::Complete) && diverged(&loaded.manifest).is_none();
+    if is_verbose && complete && is_first(folder) {
+        next(&loaded.manifest, args.example);
+    }
+    Ok(())
+}
+
+/// Prints how the run ended. A start from a checkpoint of the user's choice (`once`) would begin there
+/// again: the run's folder continues it.
+fn say_end(m: &Manifest, ended: train::Ended, once: bool) {
+    let folder = m.log.folder.display();
+    let again = if once {
+        format!("gptrain run {} continues", shell_word(&folder.to_string()))
+    } else {
+        "the same command continues".to_string()
+    };
+    match ended {
+        train::Ended::Complete => {
+            base::say!("complete: {folder}");
+            if let Some(line) = diverged(m) {
+                base::warn!("{line}");
+            }
+        }
+        train::Ended::NothingLeft => {
+            let steps = base::Count(m.batch.ramp().steps(m.train.samples));
+            base::say!(
+                "nothing left to do: {steps} of {steps} steps; --set train.steps=N, with N above \
+                 {steps}, continues"
+            );
+        }
+        train::Ended::Stopped => base::say!("stopped and saved: {again}"),
+        train::Ended::JobEnds => base::say!("stopped and saved before the job's end: {again}"),
+        train::Ended::Reached => base::say!("saved: {folder}: train.stop_at_loss is reached"),
+    }
+}
+
+/// Rise of the loss above its minimum that is not noise, in nats.
+const RISE: f64 = 0.5;
+
+/// Message for a run whose loss has risen above that of a model without any knowledge: the median of
+/// its last steps, at most ten.
+fn diverged(m: &Manifest) -> Option<String> {
+    let steps = Metrics::read(&m.log.folder).ok()?.steps;
+    let last = plan::robust::median(steps.iter().rev().take(10).map(|row| row.lm_loss));
+    let least = steps
+        .iter()
+        .map(|row| row.lm_loss)
+        .fold(f64::INFINITY, f64::min);
+    let uniform = (m.model.vocab as f64).ln();
+    (last > uniform && last > least + RISE).then(|| {
+        format!(
+            "diverged: the loss is {last:.2}, above ln(vocabulary) = {uniform:.2}, that of equally \
+             probable tokens\n    → start again with a lower lr.peak (now {}) or a longer warm-up: \
+             --set log.folder=DIR",
+            m.lr.peak
+        )
+    })
+}
+
+/// Whether the run was completed before.
+fn is_first(folder: &Path) -> bool {
+    let events = events::read(folder).unwrap_or_default();
+    events
+        .iter()
+        .filter(|event| event.kind == Kind::End && event.text.ends_with(": complete"))
+        .count()
+        == 1
+}
+
+/// Prints the commands that use the trained model.
+fn next(m: &Manifest, example: bool) {
+    let folder = &shell_word(&m.log.folder.display().to_string());
+    base::say!("\nNow:");
+    if m.data.tokenizer.is_some() {
+        let prompt = if example { example::PROMPT } else { "Once upon a time" };
+        base::say!("  gptrain sample {folder} --prompt \"{prompt}\"");
+    }
+    base::say!("  gptrain report {folder}  # writes its curves, {folder}/report.html");
+    let export = format!("{}-hf", m.name);
+    let replaces = if Path::new(&export).exists() { " --overwrite" } else { "" };
+    let export = shell_word(&export);
+    base::say!(
+        "  gptrain export {folder} --output {export}{replaces}  # for Hugging Face's library"
+    );
+    let steps = 2 * m.batch.ramp().steps(m.train.samples);
+    base::say!("  gptrain run {folder} --set train.steps={steps}  # continues");
+    if example {
+        base::say!("  gptrain manifest new --help  # for a text of your own");
+    }
+}
+
+/// Arguments of the ranks that this process starts: its own, with the length that it has chosen.
+fn rank_words(settings: &[String]) -> Vec<OsString> {
+    let mut words = Vec::new();
+    let mut given = std::env::args_os().skip(1);
+    while let Some(word) = given.next() {
+        match word.to_str() {
+            Some("--minutes") => drop(given.next()),
+            Some(text) if text.starts_with("--minutes=") => {}
+            _ => words.push(word),
+        }
+    }
+    words.extend(settings.iter().flat_map(|set| ["--set".into(), set.into()]));
+    words
+}
+
+/// Minutes that set the length. The example has a default, unless a setting sets the length.
+fn minutes_of(args: &Args) -> Result<Option<f64>, Problems> {
+    match (
+        args.minutes,
+        length::LENGTHS.into_iter().find(|key| {
+            args.set
+                .iter()
+                .any(|set| set.starts_with(&format!("{key}=")))
+        }),
+    ) {
+        (Some(_), Some(key)) => Err(Problems::one(
+            "--minutes",
+            format!("--minutes and {key} both set the run's length"),
+            "keep one of them",
+        )),
+        (None, None) => Ok(args.example.then_some(example::MINUTES)),
+        (minutes, _) => Ok(minutes),
+    }
+}
