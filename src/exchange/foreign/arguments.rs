@@ -41,8 +41,8 @@ impl<'t> Arguments<'t> {
         Arguments { args, read: RefCell::default(), place, rule }
     }
 
-    /// Name and value of the first argument that sets this and is neither missing nor Python's None.
-    fn find<'n>(&self, setting: &'n str) -> Option<(&'n str, Value<'t>)> {
+    /// Names of the arguments that set this, which count as read.
+    fn names<'n>(&self, setting: &'n str) -> Vec<&'n str> {
         let mut names = Dialect::Megatron.names(setting);
         if names.is_empty() {
             names.push(setting);
@@ -51,6 +51,11 @@ impl<'t> Arguments<'t> {
             .borrow_mut()
             .extend(names.iter().map(|name| name.to_string()));
         names
+    }
+
+    /// Name and value of the first argument that sets this and is neither missing nor Python's None.
+    fn find<'n>(&self, setting: &'n str) -> Option<(&'n str, Value<'t>)> {
+        self.names(setting)
             .into_iter()
             .find_map(|name| Some((name, self.args.some(name)?)))
     }
@@ -78,29 +83,23 @@ impl<'t> Arguments<'t> {
 
     /// Whether a flag is set; of several that mean the setting, one of them.
     pub fn is_set(&self, setting: &str) -> bool {
-        self.get(setting);
-        let names = Dialect::Megatron.names(setting);
-        let names = if names.is_empty() { vec![setting] } else { names };
-        names
-            .iter()
+        self.names(setting)
+            .into_iter()
             .filter_map(|name| self.args.some(name))
             .any(|value| value.is_true())
     }
 
     /// Name of the first argument that sets this and is neither None nor False.
-    pub fn given(&self, setting: &str) -> Option<&'static str> {
-        self.get(setting);
-        Dialect::Megatron.names(setting).into_iter().find(|name| {
+    pub fn given<'n>(&self, setting: &'n str) -> Option<&'n str> {
+        self.names(setting).into_iter().find(|name| {
             let value = self.args.some(name);
-            value.is_some_and(|value| !matches!(value.node(), Node::Bool(false)))
+            value.is_some_and(|value| !equals(&value, "false"))
         })
     }
 
     fn need(&self, setting: &str) -> anyhow::Result<Value<'t>> {
-        self.get(setting).ok_or_else(|| {
-            let names = Dialect::Megatron.names(setting);
-            self.problem(format!("args has no {}", names.first().unwrap_or(&setting)))
-        })
+        self.get(setting)
+            .ok_or_else(|| self.problem(format!("args has no {}", self.names(setting)[0])))
     }
 
     /// Sets each key that an argument gives, by the conversion of its row.
@@ -184,7 +183,7 @@ impl<'t> Arguments<'t> {
             problems.add(self.place.clone(), format!("args.{name} is set: {why}"), ELSEWHERE);
         };
         for (name, only, why) in Dialect::Megatron.fixed() {
-            if self.get(name).is_some_and(|value| !is(&value, only)) {
+            if self.get(name).is_some_and(|value| !equals(&value, only)) {
                 refuse(name, why);
             }
         }
@@ -192,7 +191,7 @@ impl<'t> Arguments<'t> {
             refuse(name, "gptrain's windows are model.window: import the weights alone");
         }
         for (name, why) in more {
-            if self.get(name).is_some_and(|value| !is(&value, "false")) {
+            if self.get(name).is_some_and(|value| !equals(&value, "false")) {
                 refuse(name, why);
             }
         }
@@ -426,13 +425,13 @@ impl<'t> Arguments<'t> {
 }
 
 /// Whether a value is this one, written as in JSON; of a list, every item.
-fn is(value: &Value, only: &str) -> bool {
+fn equals(value: &Value, only: &str) -> bool {
     match value.node() {
         Node::Bool(flag) => flag.to_string() == only,
         Node::Int(_) | Node::Float(_) => only.parse().ok() == value.float().ok(),
         _ => value
             .items()
-            .is_ok_and(|items| items.iter().all(|item| is(item, only))),
+            .is_ok_and(|items| items.iter().all(|item| equals(item, only))),
     }
 }
 
