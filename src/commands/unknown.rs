@@ -4,7 +4,7 @@ use base::Problems;
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use manifest::Suggestion;
-use manifest::other_trainers::Meaning;
+use manifest::dialects::Meaning;
 
 /// Other names of options: the command, the names, and the option, which takes the value that was given,
 /// or a remedy.
@@ -121,7 +121,7 @@ fn find_setting(command: &Command, name: &str, words: &[String]) -> Option<Strin
             let note = if row.unit.is_empty() { "" } else { "; its value is " };
             format!("{}{note}{}", set(key, value(name, words)), row.unit)
         }
-        Meaning::Unneeded(why) | Meaning::Lacking(why) | Meaning::OtherModel(why) => {
+        Meaning::Unneeded(why) | Meaning::Lacking(why) | Meaning::Only { why, .. } => {
             format!("leave it out: {why}")
         }
     })

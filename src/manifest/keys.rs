@@ -1,7 +1,7 @@
 //! Checks the YAML tree against the table of settings through its JSON Schema: the keys, the kind
 //! of each value, and its limits. Values that pass can be deserialised by serde.
 
-use super::other_trainers;
+use super::dialects;
 use super::report::{Report, short};
 use super::suggest::{self, Suggestion};
 use super::tree::{Entry, Node, Value};
@@ -325,7 +325,7 @@ fn is_elsewhere(path: &str, entry: &Entry) -> bool {
     let below = suggest::join(path, &entry.key);
     match &entry.node.value {
         Value::Map(inside) => inside.iter().any(|inner| is_elsewhere(&below, inner)),
-        _ => other_trainers::find(&below).is_some(),
+        _ => dialects::find(&below).is_some(),
     }
 }
 

@@ -11,6 +11,7 @@ pub mod choices;
 mod cluster;
 mod data;
 mod define;
+pub mod dialects;
 mod edit;
 mod family;
 mod forms;
@@ -22,7 +23,6 @@ mod lr;
 mod model;
 mod notes;
 mod optimizers;
-pub mod other_trainers;
 mod overrides;
 mod paths;
 pub mod place;
@@ -41,7 +41,7 @@ pub use self::data::{Data, DataStage, Dataset, Eod, Objective, PrefixLm, Sequenc
 pub use self::model::{Dropout, Init, Model, Mup, Sizes};
 pub use base::Gelu;
 pub use batch::{Batch, RampUp};
-pub use check::{Split, model_section, model_settings};
+pub use check::{Split, model_section, model_settings, settings_json};
 pub use choices::{
     Bias, DataRule, DeviceChoice, Ffn, Framework, GpuTransport, GradientHome, LayerAttention,
     LogFormat, LrCounted, MuonScale, NormKind, OffloadWhat, OnEnd, Precision, RankOrder, Recompute,

@@ -1,6 +1,6 @@
 //! "Did you mean" suggestions for misspelt keys and values.
 
-use super::other_trainers::{self, Meaning, Row};
+use super::dialects::{self, Meaning, Row};
 
 /// Values, and their names in other programs.
 const OTHER_WORDS: &[(&str, &str)] = &[
@@ -28,7 +28,7 @@ pub fn choice<'a>(typed: &str, known: impl Iterator<Item = &'a str> + Clone) -> 
 pub enum Suggestion {
     /// A key, with its full path.
     Key(String),
-    /// A row of the table of other trainers' names.
+    /// A row of the table of other programs' names.
     Row(&'static Row),
 }
 
@@ -56,7 +56,7 @@ impl Suggestion {
             Meaning::Setting { key, value: Some(value) } => {
                 format!("did you mean {key}: {value}?{unit}")
             }
-            Meaning::Unneeded(why) | Meaning::Lacking(why) | Meaning::OtherModel(why) => {
+            Meaning::Unneeded(why) | Meaning::Lacking(why) | Meaning::Only { why, .. } => {
                 format!("remove it: {why}")
             }
         }
@@ -71,10 +71,10 @@ pub fn key<'a>(
     siblings: impl Iterator<Item = &'a str>,
     all: &[String],
 ) -> Option<Suggestion> {
-    if let Some(row) = other_trainers::find(&join(section, key)) {
+    if let Some(row) = dialects::find(&join(section, key)) {
         return Some(Suggestion::Row(row));
     }
-    let plain = other_trainers::plain(key);
+    let plain = dialects::plain(key);
     if let Some(sibling) = word(&plain, siblings) {
         return Some(Suggestion::Key(join(section, sibling)));
     }
@@ -84,13 +84,13 @@ pub fn key<'a>(
 /// Suggestion for an option of the command line, such as `--lr` or `--train-iters`, among the paths
 /// `all`.
 pub fn option(typed: &str, all: &[String]) -> Option<Suggestion> {
-    let plain = other_trainers::plain(typed);
+    let plain = dialects::plain(typed);
     let key = all
         .iter()
         .find(|path| **path == plain)
         .cloned()
         .or_else(|| same_name(&plain, all));
-    let row = || other_trainers::find(&plain).map(Suggestion::Row);
+    let row = || dialects::find(&plain).map(Suggestion::Row);
     row().or(key.map(Suggestion::Key))
 }
 

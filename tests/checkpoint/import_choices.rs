@@ -4,7 +4,7 @@
 use crate::common::binary::Done;
 use crate::common::saved::Saved;
 use crate::import_steps::*;
-use gptrain::manifest::other_trainers::{self, Meaning};
+use gptrain::manifest::dialects::{self, Meaning};
 use half::bf16;
 use serde_json::Value as Json;
 use std::fs;
@@ -31,7 +31,7 @@ fn a_dry_import_lists_the_settings_of_megatron_deepspeed() {
             "lr.counted: before",
             "data.rule: megatron-deepspeed",
             "ignored: ",
-            "masked_softmax_fusion",
+            "eval_interval 100",
         ],
     );
     agrees_with_the_table(&out);
@@ -49,7 +49,7 @@ fn agrees_with_the_table(rows: &str) {
         let Some((key, rest)) = row.trim().split_once(": ") else { continue };
         let Some(rest) = rest.strip_suffix(')') else { continue };
         let Some((_, name)) = rest.rsplit_once('(') else { continue };
-        let Some(found) = other_trainers::find(name) else { continue };
+        let Some(found) = dialects::find(name) else { continue };
         if also.contains(&(key, name)) {
             continue;
         }

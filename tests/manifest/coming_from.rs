@@ -1,16 +1,16 @@
-//! Names of other trainers: the messages that know them, and docs/coming-from.md, which is made from
+//! Names of other programs: the messages that know them, and docs/coming-from.md, which is made from
 //! their table: `UPDATE=1 cargo nextest run --locked --test manifest -E 'test(coming_from)'` writes it.
 
 use crate::{GOOD, check_added, complaints};
-use gptrain::manifest::other_trainers::{Meaning, ROWS, Row, Trainer};
+use gptrain::manifest::dialects::{Dialect, Meaning, ROWS, Row};
 use std::fmt::Write;
 use std::fs;
 
 const PAGE: &str = "docs/coming-from.md";
 
-const ABOVE: &str = "# Coming from Megatron-LM, Hugging Face, nanoGPT, litgpt, torchtitan or llm.c
-Settings side by side; a test makes this page from the table that messages about unknown keys and options read. All keys
-are explained in [manifest.md](manifest.md); `gptrain manifest show mine.yaml` prints them with values.
+const ABOVE: &str = "# Coming from Megatron-LM, Hugging Face, nanoGPT, litgpt, torchtitan, OLMo-core or llm.c
+Settings side by side; a test makes this page from the table that imports, exports and messages about unknown keys read.
+All keys are explained in [manifest.md](manifest.md); `gptrain manifest show mine.yaml` prints them with values.
 
 ";
 
@@ -44,7 +44,7 @@ fn the_page_is_made_of_the_table() {
         _ => None,
     };
     let missing = |row: &Row| match row.meaning {
-        Meaning::Lacking(why) | Meaning::OtherModel(why) => Some(why.to_string()),
+        Meaning::Lacking(why) | Meaning::Only { why, .. } => Some(why.to_string()),
         _ => None,
     };
     table("gptrain", &setting, &mut page);
@@ -60,32 +60,39 @@ fn the_page_is_made_of_the_table() {
     assert!(there == page, "{PAGE} is not what the table says: run this test with UPDATE=1");
 }
 
-/// Writes the rows for which `first` has a text, with a column for each trainer.
+/// Writes the rows for which `first` has a text, with a column for each program.
 fn table(heading: &str, first: &dyn Fn(&Row) -> Option<String>, page: &mut String) {
-    let names: Vec<&str> = Trainer::COLUMNS.iter().map(|(_, name)| *name).collect();
-    writeln!(page, "| {heading} | {} |", names.join(" | ")).unwrap();
-    writeln!(page, "|---{}|", "|---".repeat(names.len())).unwrap();
+    let headings = Dialect::COLUMNS.map(|(name, _)| name);
+    writeln!(page, "| {heading} | {} |", headings.join(" | ")).unwrap();
+    writeln!(page, "|---{}|", "|---".repeat(headings.len())).unwrap();
     for row in ROWS {
         let Some(text) = first(row) else { continue };
-        let cells = Trainer::COLUMNS.map(|(trainer, _)| cell(row, trainer));
+        let cells = Dialect::COLUMNS.map(|(_, dialects)| cell(row, dialects));
         if cells.iter().any(|cell| cell != "–") {
             writeln!(page, "| {text} | {} |", cells.join(" | ")).unwrap();
         }
     }
 }
 
-fn cell(row: &Row, trainer: Trainer) -> String {
-    let quoted = row.names(trainer).map(|name| match trainer {
-        Trainer::Megatron => format!("`--{}`", name.replace('_', "-")),
-        _ => format!("`{name}`"),
-    });
-    let names = quoted.collect::<Vec<_>>().join(", ");
-    match (names.is_empty(), row.remark(trainer)) {
-        (true, "") => "–".to_string(),
-        (true, remark) => remark.to_string(),
-        (false, "") => names,
-        (false, remark) => format!("{names}; {remark}"),
+/// Names of one program's dialects, each once, and their remarks.
+fn cell(row: &Row, dialects: &[Dialect]) -> String {
+    let mut names: Vec<String> = Vec::new();
+    let mut remarks: Vec<&str> = Vec::new();
+    for dialect in dialects {
+        for name in row.names(*dialect) {
+            let quoted = match dialect {
+                Dialect::Megatron => format!("`--{}`", name.replace('_', "-")),
+                _ => format!("`{name}`"),
+            };
+            if !names.contains(&quoted) {
+                names.push(quoted);
+            }
+        }
+        remarks.extend(Some(row.remark(*dialect)).filter(|remark| !remark.is_empty()));
     }
+    let names = Some(names.join(", ")).filter(|names| !names.is_empty());
+    let parts: Vec<&str> = names.as_deref().into_iter().chain(remarks).collect();
+    if parts.is_empty() { "–".to_string() } else { parts.join("; ") }
 }
 
 /// Megatron's names that letters alone led to the wrong key, or to none.

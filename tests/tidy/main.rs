@@ -9,9 +9,11 @@
 //! | `fresh` | a build without a change does nothing |
 //! | `gpu_hour` | the script of a GPU's first hour, with stand-ins for its programs |
 //! | `testing` | helpers of tests are in no other build |
+//! | `dialects` | names of other programs are in one table |
 //! | `docs` | README and `docs/`: dependencies, files that are named, length |
 
 mod circles;
+mod dialects;
 mod docs;
 mod fresh;
 mod gpu_hour;

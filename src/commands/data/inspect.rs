@@ -153,8 +153,12 @@ fn histogram(lengths: &Lengths) -> Table {
         .unwrap_or(0)
         .max(1);
     let mut rows = Vec::new();
-    for class in class(lengths.at(0.0))..=class(lengths.at(1.0)) {
-        let (documents, tokens) = classes[class];
+    let shortest = class(lengths.at(0.0));
+    let longest = class(lengths.at(1.0));
+    for (class, (documents, tokens)) in classes.into_iter().enumerate() {
+        if !(shortest..=longest).contains(&class) {
+            continue;
+        }
         let from = if class == 0 { 0 } else { 1u64 << (class - 1) };
         let until = if class == 0 { 0 } else { (from << 1) - 1 };
         let range = if from == until { format!("{from}") } else { format!("{from} – {until}") };

@@ -1,41 +1,35 @@
-//! Converts Megatron's arguments (`args` of a checkpoint) to settings of a manifest.
+//! Converts Megatron's arguments (`args` of a checkpoint) to settings of a manifest, by the table of
+//! `manifest::dialects`.
 
 mod model;
 
 use super::super::torch::{Node, Value};
 use super::settings::{Settings, number, quoted};
 use base::Problems;
-use manifest::other_trainers::{self, Trainer};
+use manifest::dialects::{Conversion, Dialect, Meaning, ROWS};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-/// Arguments that are not listed as ignored: those of the old run's machine and files, and those whose
-/// values come from elsewhere.
-#[rustfmt::skip]
-const UNLISTED: &[&str] = &[
-    "rank", "world_size", "local_rank", "save", "load", "log_path", "tensorboard_dir",
-    "exit_interval", "exit_duration_in_mins", "kill_switch_path", "codecarbon_dir", "deepspeed",
-    "deepspeed_config", "deepscale", "deepscale_config", "distributed_backend", "num_workers",
-    "valid_num_workers", "iteration", "lr", "min_lr", "lr_decay_style", "curr_iteration",
-    "consumed_train_tokens", "consumed_valid_samples", "params_dtype", "data_parallel_size",
-    "lr_warmup_samples", "lr_warmup_iters", "lr_decay_samples", "lr_decay_iters",
-    "encoder_seq_length", "padded_vocab_size", "use_checkpoint_lr_scheduler",
-    "override_lr_scheduler", "tokenizer_type", "tokenizer_name_or_path", "vocab_file",
-    "merge_file", "make_vocab_size_divisible_by", "pad_vocab_size_to", "train_iters",
-    "log_level", "log_level_replica",
+/// Settings that an import takes from elsewhere: their arguments are not listed as ignored.
+const FROM_ELSEWHERE: &[&str] = &[
+    "data.tokenizer",
+    "log.folder",
+    "model.vocab_multiple",
+    "precision",
+    "topology.data",
+    "train.steps",
 ];
-
-/// Reason to refuse `window_size`, which a manifest has in another form.
-const WINDOW: (&str, &str) =
-    ("window_size", "gptrain's windows are model.window: import the weights alone");
 
 /// Remedy where gptrain would compute something else.
 pub const ELSEWHERE: &str = "train it there";
 
 /// Megatron's arguments. Records which are read.
+///
+/// Methods take a setting, written as in a manifest (`model.layers`, `precision: bf16`), or the name of
+/// an argument that has no setting.
 pub struct Arguments<'t> {
     args: Value<'t>,
-    asked: RefCell<BTreeSet<String>>,
+    read: RefCell<BTreeSet<String>>,
     /// The file, in messages.
     place: String,
     /// Value of `data.rule`: the order of samples.
@@ -44,42 +38,130 @@ pub struct Arguments<'t> {
 
 impl<'t> Arguments<'t> {
     pub fn new(args: Value<'t>, place: String, rule: &'static str) -> Arguments<'t> {
-        Arguments { args, asked: RefCell::default(), place, rule }
+        Arguments { args, read: RefCell::default(), place, rule }
     }
 
-    /// Value of an argument; None if it is missing or Python's None.
-    pub fn get(&self, name: &str) -> Option<Value<'t>> {
-        self.asked.borrow_mut().insert(name.to_string());
-        self.args.some(name)
+    /// Names of the arguments that set this, which count as read.
+    fn names<'n>(&self, setting: &'n str) -> Vec<&'n str> {
+        let mut names = Dialect::Megatron.names(setting);
+        if names.is_empty() {
+            names.push(setting);
+        }
+        self.read
+            .borrow_mut()
+            .extend(names.iter().map(|name| name.to_string()));
+        names
     }
 
-    pub fn count(&self, name: &str) -> anyhow::Result<u64> {
-        self.get(name)
-            .ok_or_else(|| self.problem(format!("args has no {name}")))?
-            .count()
+    /// Name and value of the first argument that sets this and is neither missing nor Python's None.
+    fn find<'n>(&self, setting: &'n str) -> Option<(&'n str, Value<'t>)> {
+        self.names(setting)
+            .into_iter()
+            .find_map(|name| Some((name, self.args.some(name)?)))
     }
 
-    pub fn optional_count(&self, name: &str) -> anyhow::Result<Option<u64>> {
-        self.get(name).map(|value| value.count()).transpose()
+    /// Megatron's first name of a setting.
+    pub fn name(&self, setting: &str) -> &'static str {
+        Dialect::Megatron.name(setting)
     }
 
-    pub fn float(&self, name: &str) -> anyhow::Result<Option<f64>> {
-        self.get(name).map(|value| value.float()).transpose()
+    pub fn get(&self, setting: &str) -> Option<Value<'t>> {
+        self.find(setting).map(|(_, value)| value)
     }
 
-    pub fn is_set(&self, name: &str) -> bool {
-        self.get(name).is_some_and(|value| value.is_true())
+    pub fn count(&self, setting: &str) -> anyhow::Result<u64> {
+        self.need(setting)?.count()
     }
 
-    /// Names and values of the arguments that were not read and are neither None nor False.
+    pub fn optional_count(&self, setting: &str) -> anyhow::Result<Option<u64>> {
+        self.get(setting).map(|value| value.count()).transpose()
+    }
+
+    pub fn float(&self, setting: &str) -> anyhow::Result<Option<f64>> {
+        self.get(setting).map(|value| value.float()).transpose()
+    }
+
+    /// Whether a flag is set; of several that mean the setting, one of them.
+    pub fn is_set(&self, setting: &str) -> bool {
+        self.names(setting)
+            .into_iter()
+            .filter_map(|name| self.args.some(name))
+            .any(|value| value.is_true())
+    }
+
+    /// Name of the first argument that sets this and is neither None nor False.
+    pub fn given<'n>(&self, setting: &'n str) -> Option<&'n str> {
+        self.names(setting).into_iter().find(|name| {
+            let value = self.args.some(name);
+            value.is_some_and(|value| !equals(&value, "false"))
+        })
+    }
+
+    fn need(&self, setting: &str) -> anyhow::Result<Value<'t>> {
+        self.get(setting)
+            .ok_or_else(|| self.problem(format!("args has no {}", self.names(setting)[0])))
+    }
+
+    /// Sets each key that an argument gives, by the conversion of its row.
+    fn set(&self, settings: &mut Settings, keys: &[&str]) -> anyhow::Result<()> {
+        for key in keys {
+            if let Some((name, value)) = self.find(key) {
+                settings.set(key, self.converted(key, name, &value)?, name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets each key; an error if no argument gives it.
+    fn set_needed(&self, settings: &mut Settings, keys: &[&str]) -> anyhow::Result<()> {
+        for key in keys {
+            self.need(key)?;
+        }
+        self.set(settings, keys)
+    }
+
+    /// A setting's value, of an argument's.
+    fn converted(&self, key: &str, name: &str, value: &Value) -> anyhow::Result<String> {
+        let conversion = Dialect::Megatron.row(key).map(|row| row.conversion);
+        Ok(match conversion {
+            Some(Conversion::Count) => value.count()?.to_string(),
+            Some(Conversion::Number) => number(value.float()?),
+            Some(Conversion::Flag) => value.is_true().to_string(),
+            Some(Conversion::Opposite) => (!value.is_true()).to_string(),
+            Some(Conversion::Choice(words)) => {
+                let word = value.str()?;
+                let known = words.iter().find(|(theirs, _)| *theirs == word);
+                known
+                    .ok_or_else(|| {
+                        self.unsupported(format!("args.{name} is {word}: not one of gptrain's"))
+                    })?
+                    .1
+                    .to_string()
+            }
+            Some(Conversion::Custom) | None => panic!("{key} has no conversion"),
+        })
+    }
+
+    /// Names and values of the arguments that were not read, are neither None nor False, and would
+    /// have to be set.
     pub fn ignored(&self) -> Vec<String> {
-        let asked = self.asked.borrow();
-        let named = self.args.named().unwrap_or_default();
-        let left = named.into_iter().filter(|(name, value)| {
-            let empty = matches!(value.node(), Node::None | Node::Bool(false));
-            !empty && !asked.contains(*name) && !UNLISTED.contains(name)
-        });
-        left.map(|(name, value)| format!("{name} {value}"))
+        let read = self.read.borrow();
+        let is_unneeded = |name: &str| {
+            ROWS.iter()
+                .filter(|row| match row.meaning {
+                    Meaning::Unneeded(_) => true,
+                    Meaning::Setting { key, .. } => FROM_ELSEWHERE.contains(&key),
+                    _ => false,
+                })
+                .any(|row| row.names(Dialect::Megatron).any(|known| known == name))
+        };
+        self.args
+            .named()
+            .unwrap_or_default()
+            .into_iter()
+            .filter(|(_, value)| !matches!(value.node(), Node::None | Node::Bool(false)))
+            .filter(|(name, _)| !read.contains(*name) && !is_unneeded(name))
+            .map(|(name, value)| format!("{name} {value}"))
             .collect()
     }
 
@@ -100,25 +182,23 @@ impl<'t> Arguments<'t> {
         let mut refuse = |name: &str, why: &str| {
             problems.add(self.place.clone(), format!("args.{name} is set: {why}"), ELSEWHERE);
         };
-        let is_given = |name: &str| {
-            self.get(name)
-                .is_some_and(|value| !matches!(value.node(), Node::Bool(false)))
-        };
-        let models = other_trainers::other_models(Trainer::Megatron).chain([WINDOW]);
-        models
-            .filter(|(name, _)| is_given(name))
-            .for_each(|(name, why)| refuse(name, why));
-        more.iter()
-            .filter(|(name, _)| is_given(name))
-            .for_each(|(name, why)| refuse(name, why));
-        if let Some(rule) = self
-            .get("optimizer")
-            .filter(|rule| rule.str().is_ok_and(|r| r != "adam"))
+        for (name, only, why) in Dialect::Megatron.fixed() {
+            if self.get(name).is_some_and(|value| !equals(&value, only)) {
+                refuse(name, why);
+            }
+        }
+        if let Some((name, _)) = self.find("model.window") {
+            refuse(name, "gptrain's windows are model.window: import the weights alone");
+        }
+        for (name, why) in more {
+            if self.get(name).is_some_and(|value| !equals(&value, "false")) {
+                refuse(name, why);
+            }
+        }
+        if let Some(rule) = self.get("optimizer").and_then(|rule| rule.str().ok())
+            && rule != "adam"
         {
             refuse("optimizer", &format!("{rule}; only adam's states are read"));
-        }
-        if self.get("num_experts").is_some_and(|n| experts(&n)) {
-            refuse("num_experts", "gptrain has no mixture of experts");
         }
         problems.or(())
     }
@@ -136,51 +216,48 @@ impl<'t> Arguments<'t> {
 
     /// Precision, batch, optimizer, data and length.
     fn training(&self, settings: &mut Settings, notes: &mut Vec<String>) -> anyhow::Result<()> {
-        let precision = match (self.is_set("bf16"), self.is_set("fp16")) {
+        let precision = match (self.is_set("precision: bf16"), self.is_set("precision: fp16")) {
             (true, _) => "bf16",
             (_, true) => "fp16",
             _ => "f32",
         };
         settings.set("precision", precision, "bf16, fp16");
-        self.loss_scale(precision, settings)?;
+        if precision == "fp16" {
+            self.loss_scale(settings)?;
+        }
         self.data(settings, notes)?;
-        let global = self.count("global_batch_size")?;
-        settings.set("batch.micro", self.count("micro_batch_size")?, "micro_batch_size");
-        settings.set("batch.global", global, "global_batch_size");
-        if let Some(ramp) = self.get("rampup_batch_size") {
+        self.set_needed(settings, &["batch.micro", "batch.global"])?;
+        if let Some((name, ramp)) = self.find("batch.ramp_up") {
             let numbers = ramp
                 .items()?
                 .iter()
                 .map(whole)
                 .collect::<anyhow::Result<Vec<_>>>()?;
             let [start, increment, samples] = numbers[..] else {
-                return Err(self.problem("args.rampup_batch_size is not three numbers".into()));
+                return Err(self.problem(format!("args.{name} is not three numbers")));
             };
-            let ramp = format!("{start} {increment} {samples}");
-            settings.set("batch.ramp_up", ramp, "rampup_batch_size");
+            settings.set("batch.ramp_up", format!("{start} {increment} {samples}"), name);
         }
-        self.set_numbers(
-            settings,
-            &[
-                ("optimizer.adamw.beta1", "adam_beta1"),
-                ("optimizer.adamw.beta2", "adam_beta2"),
-                ("optimizer.adamw.eps", "adam_eps"),
-                ("optimizer.adamw.weight_decay", "weight_decay"),
-                ("optimizer.adamw.clip", "clip_grad"),
-            ],
-        )?;
-        if let Some(interval) = self.optional_count("save_interval")? {
-            settings.set("checkpoint.interval", interval.max(1), "save_interval");
+        let adamw = [
+            "optimizer.adamw.beta1",
+            "optimizer.adamw.beta2",
+            "optimizer.adamw.eps",
+            "optimizer.adamw.weight_decay",
+            "optimizer.adamw.clip",
+        ];
+        self.set(settings, &adamw)?;
+        if let Some((name, interval)) = self.find("checkpoint.interval") {
+            settings.set("checkpoint.interval", interval.count()?.max(1), name);
         }
-        let samples = self.optional_count("train_samples")?;
-        match samples {
-            Some(samples) => settings.set("train.samples", samples, "train_samples"),
+        match self.find("train.samples") {
+            Some((name, samples)) => settings.set("train.samples", samples.count()?, name),
             None => {
-                let steps = self.count("train_iters")?;
-                settings.set("train.samples", steps * global, "train_iters × global_batch_size");
+                let samples = self.count("train.steps")? * self.count("batch.global")?;
+                let names = ["train.steps", "batch.global"].map(|key| self.name(key));
+                settings.set("train.samples", samples, &names.join(" × "));
             }
         }
-        settings.set("train.seed", self.count("seed")?, "seed");
+        self.set_needed(settings, &["train.seed"])?;
         let second = settings
             .get("data.split")
             .and_then(|split| split.split(',').nth(1));
@@ -189,51 +266,24 @@ impl<'t> Arguments<'t> {
             .0
             .iter()
             .any(|row| row.key.starts_with("data.valid."));
-        let evaluated = named || share.is_some_and(|share| share > 0.0);
-        if evaluated {
-            self.set_counts(settings, &[("train.eval_interval", "eval_interval")])?;
+        if named || share.is_some_and(|share| share > 0.0) {
+            self.set(settings, &["train.eval_interval"])?;
         }
         Ok(())
     }
 
-    fn loss_scale(&self, precision: &str, settings: &mut Settings) -> anyhow::Result<()> {
-        if precision != "fp16" {
-            return Ok(());
-        }
+    fn loss_scale(&self, settings: &mut Settings) -> anyhow::Result<()> {
         if self.get("loss_scale").is_some() {
-            return self.set_numbers(settings, &[("loss_scale", "loss_scale")]);
+            return self.set(settings, &["loss_scale"]);
         }
-        let numbers =
-            [("loss_scale.initial", "initial_loss_scale"), ("loss_scale.min", "min_loss_scale")];
-        self.set_numbers(settings, &numbers)?;
-        let counts =
-            [("loss_scale.window", "loss_scale_window"), ("loss_scale.hysteresis", "hysteresis")];
-        self.set_counts(settings, &counts)
-    }
-
-    /// Sets each key to the number of an argument, if there is one.
-    fn set_numbers(&self, settings: &mut Settings, rows: &[(&str, &str)]) -> anyhow::Result<()> {
-        for (key, name) in rows {
-            if let Some(value) = self.float(name)? {
-                settings.set(key, number(value), name);
-            }
-        }
-        Ok(())
-    }
-
-    /// The same for whole numbers.
-    fn set_counts(&self, settings: &mut Settings, rows: &[(&str, &str)]) -> anyhow::Result<()> {
-        for (key, name) in rows {
-            if let Some(count) = self.optional_count(name)? {
-                settings.set(key, count, name);
-            }
-        }
-        Ok(())
+        let dynamic =
+            ["loss_scale.initial", "loss_scale.min", "loss_scale.window", "loss_scale.hysteresis"];
+        self.set(settings, &dynamic)
     }
 
     fn data(&self, settings: &mut Settings, notes: &mut Vec<String>) -> anyhow::Result<()> {
         settings.set("data.rule", self.rule, "the order of samples");
-        settings.set("data.seed", self.count("seed")?, "seed");
+        settings.set("data.seed", self.count("train.seed")?, self.name("train.seed"));
         let weighted = self.weighted("train")?.into_iter().next();
         if let Some((_, blend)) = weighted {
             settings.set("data.train", blend, "train_weighted_split_paths");
@@ -242,7 +292,7 @@ impl<'t> Arguments<'t> {
                 let name: String = name.chars().filter(|c| plain(*c)).collect();
                 settings.set(&format!("data.valid.{name}"), blend, "valid_weighted_split_paths");
             }
-        } else if let Some(paths) = self.get("data_path") {
+        } else if let Some((name, paths)) = self.find("data.train") {
             let words = match paths.str() {
                 Ok(one) => one.split_whitespace().map(str::to_string).collect(),
                 Err(_) => texts(&paths)?,
@@ -258,15 +308,18 @@ impl<'t> Arguments<'t> {
                     .join(", "),
             };
             let train = if words.len() > 1 { format!("[{train}]") } else { train };
-            settings.set("data.train", train, "data_path");
-            if let Some(split) = self.get("split") {
-                settings.set("data.split", quoted(split.str()?), "split");
+            settings.set("data.train", train, name);
+            if let Some((name, split)) = self.find("data.split") {
+                settings.set("data.split", quoted(split.str()?), name);
             }
         } else {
-            settings.set("data.train", "corpus", "args has no data_path: name the datasets here");
+            let name = self.name("data.train");
+            let from = format!("args has no {name}: name the datasets here");
+            settings.set("data.train", "corpus", &from);
         }
-        for name in ["reset_position_ids", "reset_attention_mask", "eod_mask_loss"] {
-            if self.is_set(name) {
+        for key in ["data.eod.reset_positions", "data.eod.reset_attention", "data.eod.mask_loss"] {
+            if self.is_set(key) {
+                let name = self.name(key);
                 notes.push(format!(
                     "{name} was set: name the token of data.eod, and what it changes"
                 ));
@@ -310,62 +363,76 @@ impl<'t> Arguments<'t> {
         Ok(groups)
     }
 
-    /// The learning rate, by the scheduler's own state where there is one. Its steps are samples.
+    /// The learning rate, by the scheduler's state if there is one. Its steps are samples.
     fn rates(&self, scheduler: Option<&Value>, settings: &mut Settings) -> anyhow::Result<()> {
-        let of_state = |names: &[&str]| {
-            names
-                .iter()
-                .find_map(|name| scheduler.and_then(|state| state.some(name)))
+        let value = |key: &str| {
+            Dialect::Schedule
+                .names(key)
+                .into_iter()
+                .find_map(|name| scheduler?.some(name))
         };
-        let arg = |name: &str| self.get(name);
-        let peak = of_state(&["max_lr", "start_lr"])
-            .or_else(|| arg("lr"))
-            .ok_or_else(|| self.problem("args has no lr".into()))?;
-        settings.set("lr.peak", number(peak.float()?), "lr");
-        let min = of_state(&["min_lr"]).or_else(|| arg("min_lr"));
-        settings.set("lr.min", number(min.map_or(Ok(0.0), |min| min.float())?), "min_lr");
-        let global = self.count("global_batch_size")?;
-        let samples = |names: &[&str], samples: &str, steps: &str| -> anyhow::Result<Option<u64>> {
-            if let Some(state) = of_state(names) {
+        let argument = self.get("lr.peak");
+        let peak = match value("lr.peak").or(argument) {
+            Some(peak) => peak,
+            None => self.need("lr.peak")?,
+        };
+        settings.set("lr.peak", number(peak.float()?), self.name("lr.peak"));
+        let argument = self.get("lr.min");
+        let min = value("lr.min")
+            .or(argument)
+            .map_or(Ok(0.0), |min| min.float())?;
+        settings.set("lr.min", number(min), self.name("lr.min"));
+        let global = self.count("batch.global")?;
+        let samples = |key: &str| -> anyhow::Result<Option<u64>> {
+            let samples = self.get(key);
+            let steps = self.get(Dialect::Megatron.steps(key));
+            if let Some(state) = value(key) {
                 return Ok(Some(state.float()? as u64));
             }
-            match (arg(samples), arg(steps)) {
+            match (samples, steps) {
                 (Some(samples), _) => Ok(Some(samples.count()?)),
                 (None, Some(steps)) => Ok(Some(steps.count()? * global)),
                 (None, None) => Ok(None),
             }
         };
-        let names = ["warmup_steps", "lr_warmup_steps", "warmup_iter"];
-        let warmup = samples(&names, "lr_warmup_samples", "lr_warmup_iters")?.unwrap_or(0);
-        settings.set("lr.warmup_samples", warmup, "lr_warmup_samples");
-        let names = ["decay_steps", "lr_decay_steps", "end_iter"];
-        let mut until = samples(&names, "lr_decay_samples", "lr_decay_iters")?;
-        let mut from = "lr_decay_style, lr_decay_samples";
-        if let Some(tokens) = self.optional_count("lr_decay_tokens")? {
-            until = Some(tokens / self.count("seq_length")?.max(1));
-            from = "lr_decay_style, lr_decay_tokens / seq_length";
+        let warmup = samples("lr.warmup_samples")?.unwrap_or(0);
+        settings.set("lr.warmup_samples", warmup, self.name("lr.warmup_samples"));
+        let end = "lr.decay.cosine.samples";
+        let mut until = samples(end)?;
+        let mut from = format!("{}, {}", self.name("lr.decay"), self.name(end));
+        if let Some((tokens, count)) = self.find("lr.decay.cosine.tokens") {
+            until = Some(count.count()? / self.count("model.seq_len")?.max(1));
+            from = format!("{}, {tokens} / {}", self.name("lr.decay"), self.name("model.seq_len"));
         }
-        let style = of_state(&["decay_style", "lr_decay_style"]).or_else(|| arg("lr_decay_style"));
+        let argument = self.get("lr.decay");
+        let style = value("lr.decay").or(argument);
         let style = style.map_or(Ok("linear"), |style| style.str())?.to_string();
         let decay = match (style.as_str(), until) {
             ("constant", _) => "constant".to_string(),
             ("linear" | "cosine", Some(until)) => format!("{{{style}: {{samples: {until}}}}}"),
             ("linear" | "cosine", None) => style,
             _ => {
-                return Err(self
-                    .unsupported(format!("args.lr_decay_style is {style}: not one of gptrain's")));
+                let name = self.name("lr.decay");
+                return Err(
+                    self.unsupported(format!("args.{name} is {style}: not one of gptrain's"))
+                );
             }
         };
-        settings.set("lr.decay", decay, from);
+        settings.set("lr.decay", decay, &from);
         settings.set("lr.counted", "before", "Megatron updates, then steps its schedule");
         Ok(())
     }
 }
 
-/// More than one expert: Megatron-DeepSpeed has a list.
-fn experts(value: &Value) -> bool {
-    let list = value.items().unwrap_or_else(|_| vec![value.clone()]);
-    list.iter().any(|n| n.int().is_ok_and(|n| n > 1))
+/// Whether a value is this one, written as in JSON; of a list, every item.
+fn equals(value: &Value, only: &str) -> bool {
+    match value.node() {
+        Node::Bool(flag) => flag.to_string() == only,
+        Node::Int(_) | Node::Float(_) => only.parse().ok() == value.float().ok(),
+        _ => value
+            .items()
+            .is_ok_and(|items| items.iter().all(|item| equals(item, only))),
+    }
 }
 
 /// A whole number, or text of one.

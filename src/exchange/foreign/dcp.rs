@@ -13,7 +13,7 @@ mod titan;
 use super::compare::Comparison;
 use super::detect::{Format, OLMO_MODEL, step_folder};
 use super::run::{ForeignRun, Layout, ParamTable, PartReader, Put, Source, Stored};
-use super::settings::number;
+use super::settings::{number, wanted};
 use super::{AdamState, Choices, RunDescription};
 use crate::tensor_part::{Fused, Pairs, param_key};
 use base::Problems;
@@ -65,13 +65,8 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
     found.grid[2] = meta.writers();
     let mut folder = DcpFolder { found, meta, names, prefix, pairs: names.pairs };
     (names.describe)(&mut folder, &step, choices)?;
-    let settings = &folder.found.settings;
-    folder.found.wanted = names
-        .wanted
-        .iter()
-        .filter(|row| !row.is_in(&choices.sets) && settings.get(row.key).is_none())
-        .cloned()
-        .collect();
+    folder.found.wanted =
+        wanted(names.trainer, names.dialect, &folder.found.settings, &choices.sets);
     folder.found.note_updates();
     let trainer = names.trainer;
     folder.found.notes.push(format!(
@@ -105,8 +100,8 @@ impl DcpFolder {
         }
     }
 
-    /// Settings of the model, by the tensors' shapes; `called` is the trainer's name of the heads.
-    fn model(&mut self, heads: Option<usize>, called: &str) -> anyhow::Result<()> {
+    /// Settings of the model, by the tensors' shapes.
+    fn model(&mut self, heads: Option<usize>) -> anyhow::Result<()> {
         let layers = self
             .layers()
             .last()
@@ -138,7 +133,7 @@ impl DcpFolder {
                 return Err(Problems::one("--set", format!(
                     "model.heads={heads}: the matrix of queries has {queries} rows and that of keys {keys}, \
                      which such heads do not divide"
-                ), format!("name {called}")).into());
+                ), format!("name {trainer}'s {}", self.names.dialect.name("model.heads"))).into());
             }
             settings.set("model.kv_heads", keys / dim, "rows of the keys");
             settings.set("model.head_dim", dim, "rows of the queries / heads");

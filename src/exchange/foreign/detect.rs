@@ -5,7 +5,7 @@ use base::{Problems, WrongInput, input};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// OLMo-core's folder of the model and the optimizer in that of a step.
+/// Folder in an OLMo-core step that has the model and the optimizer.
 pub const OLMO_MODEL: &str = "model_and_optim";
 
 /// A trainer's layout of files.

@@ -51,25 +51,24 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
     args.refuse(&[])?;
     let mut found = RunDescription::new(Format::MegatronDist, "Megatron-Core (torch_dist)", &dir)
         .with_args(&root, &args)?;
-    let sizes =
-        ["tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size"];
-    for (ranks, name) in found.grid.iter_mut().zip(sizes) {
-        *ranks = args.optional_count(name)?.unwrap_or(1) as usize;
+    let sizes = ["topology.tensor", "topology.pipeline", "topology.data"];
+    for (ranks, key) in found.grid.iter_mut().zip(sizes) {
+        *ranks = args.optional_count(key)?.unwrap_or(1) as usize;
     }
     topology(&mut found.settings, &args, [found.grid[0], found.grid[1]])?;
-    let layers = args.count("num_layers")? as usize;
+    let layers = args.count("model.layers")? as usize;
     set_said_split(&mut found.settings, &args, layers, found.grid[1])?;
     found.lr = rate(&common, &groups(&root)?).unwrap_or(0.0);
     found.loss_scale = loss_scale(&common, &root)?;
     if layers > MAX_LAYERS {
-        return Err(args.problem(format!("args.num_layers is {layers}")));
+        return Err(args.problem(format!("args.{} is {layers}", args.name("model.layers"))));
     }
     let table = table(&meta, layers);
-    let half = args.is_set("bf16") || args.is_set("fp16");
+    let half = args.is_set("precision: bf16") || args.is_set("precision: fp16");
     let masters = find_states(&meta, &common, &root, half, &mut found)?;
     let reader = DistReader { meta, masters, layers };
     let layout = Layout::new(1, 3.0, &args);
-    let vocab = args.optional_count("vocab_size")?;
+    let vocab = args.optional_count("model.vocab")?;
     ForeignRun::new(found, table, reader, layout).with_vocabulary(&args, vocab, choices)
 }
 

@@ -303,11 +303,11 @@ impl<'c> Export<'c> {
     }
 }
 
-/// Note if the trainer's learning rate is not that of the run.
+/// Note if the trainer computes the learning rate otherwise than the run.
 fn late_rate(m: &Manifest, trainer: &str) -> Vec<String> {
     let late = m.lr.counted == LrCounted::After;
     let note = format!(
-        "{trainer}'s rate is that of the samples before a step: one step behind this run's"
+        "{trainer} computes a step's rate from the samples before it: one step behind this run"
     );
     late.then_some(note).into_iter().collect()
 }

@@ -66,18 +66,18 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
     let ranks = files[0].len();
     let stages = files.len();
     topology(&mut found.settings, &args, [ranks, stages])?;
-    let replicas = args.count("data_parallel_size").unwrap_or(1) as usize;
+    let replicas = args.count("topology.data").unwrap_or(1) as usize;
     found.grid = [ranks, stages, replicas];
     found.loss_scale = loss_scale(&main, &root)?;
     let version = root
         .some("checkpoint_version")
         .map_or(Ok(0.0), |version| version.float())?;
-    let half = args.is_set("bf16") || args.is_set("fp16");
+    let half = args.is_set("precision: bf16") || args.is_set("precision: fp16");
     let mut reader = MegatronReader { files, states: None, half, open: Opened(None) };
     let params = reader.open_stages(&args, &mut found)?;
     let table = number_blocks(params, &args, stages, &mut found)?;
     let layout = Layout::new(ranks, version, &args);
-    let vocab = args.optional_count("vocab_size")?;
+    let vocab = args.optional_count("model.vocab")?;
     ForeignRun::new(found, table, reader, layout).with_vocabulary(&args, vocab, choices)
 }
 
@@ -163,12 +163,13 @@ fn number_blocks(
             *count = (layer + 1).max(*count);
         }
     }
-    let layers = args.count("num_layers")? as usize;
+    let layers = args.count("model.layers")? as usize;
     let held: usize = counts.values().sum();
     if held != layers {
-        return Err(
-            args.problem(format!("args has num_layers {layers}, the files have {held} blocks"))
-        );
+        return Err(args.problem(format!(
+            "args has {} {layers}, the files have {held} blocks",
+            args.name("model.layers")
+        )));
     }
     let mut split = vec![0; stages];
     let mut first = BTreeMap::new();

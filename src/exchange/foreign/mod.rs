@@ -45,6 +45,7 @@ pub use settings::{Row, Settings, Wanted, asked};
 use super::torch::Value;
 use arguments::Arguments;
 use base::Problems;
+use manifest::dialects::Dialect;
 use std::path::Path;
 
 /// The remedy for a folder that was not copied whole.
@@ -208,7 +209,7 @@ impl RunDescription {
         let (settings, notes) = args.settings(scheduler)?;
         let step = root.need("iteration")?.count()?;
         let samples = args.count("consumed_train_samples")?;
-        let tokens = samples * args.count("seq_length")?;
+        let tokens = samples * args.count("model.seq_len")?;
         Ok(RunDescription { step, samples, tokens, settings, notes, ..self })
     }
 
@@ -223,10 +224,9 @@ impl RunDescription {
         let settings = &mut self.settings;
         if strip {
             settings.set("model.vocab", original, "original_vocab_size");
-            let multiple = args
-                .optional_count("make_vocab_size_divisible_by")?
-                .unwrap_or(128);
-            settings.set("model.vocab_multiple", multiple, "make_vocab_size_divisible_by");
+            let multiple = args.optional_count("model.vocab_multiple")?.unwrap_or(128);
+            let from = Dialect::Megatron.name("model.vocab_multiple");
+            settings.set("model.vocab_multiple", multiple, from);
             self.notes
                 .push(format!("rows {original} to {} of the embedding pad it: left out", rows - 1));
             return Ok(());

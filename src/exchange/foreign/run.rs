@@ -127,7 +127,7 @@ impl Layout {
         Layout {
             ranks,
             fused,
-            gated: args.is_set("swiglu"),
+            gated: args.is_set("model.ffn: swiglu"),
             less_one: args.is_set("apply_layernorm_1p"),
         }
     }

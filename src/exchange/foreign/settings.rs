@@ -1,5 +1,7 @@
 //! Rows of the new run's manifest, each with the name that the other trainer had for it.
 
+use manifest::dialects::Dialect;
+
 /// A setting and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
@@ -7,7 +9,7 @@ pub struct Row {
     pub key: String,
     /// As YAML.
     pub value: String,
-    /// "num_layers", or a reason.
+    /// The other trainer's name of it, or a reason.
     pub from: String,
 }
 
@@ -16,7 +18,7 @@ pub struct Row {
 pub struct Wanted {
     pub key: &'static str,
     /// The other trainer's name of it.
-    pub why: &'static str,
+    pub why: String,
     pub example: &'static str,
 }
 
@@ -37,6 +39,46 @@ impl Wanted {
             .filter_map(|text| text.split_once('='))
             .any(|(key, _)| set(key.trim()))
     }
+}
+
+/// Settings that a distributed checkpoint may lack, with examples.
+const WANTED: &[(&str, &str)] = &[
+    ("model.heads", "16"),
+    ("model.seq_len", "4096"),
+    ("model.position.rope.theta", "500000"),
+    ("batch.global", "512"),
+    ("lr.warmup_samples", "102400"),
+    ("lr.decay", "cosine"),
+    ("train.steps", "10000"),
+    ("data.train", "corpus"),
+];
+
+/// Settings of a distributed checkpoint that neither its files nor the user's `sets` have.
+pub fn wanted(
+    trainer: &str,
+    dialect: Dialect,
+    settings: &Settings,
+    sets: &[String],
+) -> Vec<Wanted> {
+    let mut wanted = Vec::new();
+    for (key, example) in WANTED {
+        let why = match dialect.row(key).filter(|_| *key != "data.train") {
+            None => "the datasets: see docs/data.md".to_string(),
+            Some(row) => {
+                let names = dialect.names(key).join(" or ");
+                let unit = if row.unit.is_empty() { "" } else { " × batch.global" };
+                match row.remark(dialect) {
+                    "" => format!("{trainer}'s {names}{unit}"),
+                    remark => format!("{trainer}'s {names}{unit}, {remark}"),
+                }
+            }
+        };
+        let row = Wanted { key, why, example };
+        if settings.get(key).is_none() && !row.is_in(sets) {
+            wanted.push(row);
+        }
+    }
+    wanted
 }
 
 /// Last value that `KEY=VALUE` gives a key.

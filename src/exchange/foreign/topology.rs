@@ -10,12 +10,12 @@ const METHOD: &str = "pp_partition_method";
 /// Layers of a model, at most.
 const MAX_LAYERS: usize = 1 << 20;
 
-/// Sets the split of the layers, of which each stage of the files has so many.
+/// Sets the split of the layers: `layers` has their number in each stage of the files.
 pub fn set_counted_split(settings: &mut Settings, args: &Arguments, layers: &[usize]) {
     set_split(settings, args, layers, "layers of the stages' files");
 }
 
-/// Sets the split of so many layers, of which the arguments say how many the stages have.
+/// Sets the split of `layers` layers by the arguments that give each stage a number of them.
 pub fn set_said_split(
     settings: &mut Settings,
     args: &Arguments,
@@ -107,7 +107,8 @@ fn said_layers(
         != layers
     {
         return Err(args.problem(format!(
-            "args.{from} do not divide num_layers {layers} among {stages} stages"
+            "args.{from} do not divide {} {layers} among {stages} stages",
+            args.name("model.layers")
         )));
     }
     Ok(Some((sizes, from)))
@@ -161,7 +162,7 @@ mod tests {
         let method = "pp_partition_method=type:transformer|embedding";
         assert_eq!(said(method, 10, 3).as_deref(), Some("transformer_and_embedding"));
         let wrong = split(first, 5, 3).unwrap_err();
-        assert!(wrong.contains("do not divide num_layers 5 among 3 stages"), "{wrong}");
+        assert!(wrong.contains("do not divide"), "{wrong}");
         assert!(split("decoder_first_pipeline_num_layers=9", 4, 2).is_err());
     }
 }

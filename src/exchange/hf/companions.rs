@@ -182,7 +182,7 @@ impl Companions {
         Ok(!self.tokenizer.is_empty())
     }
 
-    /// Text of tokenizer_config.json, with which transformers loads a tokenizer.json.
+    /// Text of the tokenizer_config.json that transformers needs to load a tokenizer.json.
     fn tokenizer_config(&self, path: &Path, tokens: &TokenIds) -> anyhow::Result<Value> {
         let text = fs::read(path).with_context(|| cannot("read", path))?;
         let json: Value = base::json::from_python(&text)

@@ -3,6 +3,7 @@
 use super::companions::Companions;
 use super::companions::FOLDER;
 use super::config::{target, write_config};
+use super::family::dialect;
 use super::mup;
 use super::names::{HfTensor, tensors_of};
 use super::weights::{INDEX, ONE};
@@ -29,8 +30,8 @@ pub struct Options {
     pub tokenizer: Option<PathBuf>,
     /// Whether to replace an existing model.
     pub existing: Existing,
-    /// Type of the weights; None for that in which the run computes, or, before the first step of an
-    /// imported model, that of each tensor there.
+    /// Type of the weights. None: the type in which the run computes, or, before the first step of an
+    /// imported model, each tensor's type there.
     pub dtype: Option<DType>,
     /// Maximum size of a file, unless a single tensor is larger.
     pub shard: Bytes,
@@ -62,9 +63,9 @@ pub fn export(from: &Path, to: &Path, options: Options) -> anyhow::Result<Export
     };
     let types = TensorTypes { usual: dtype, others: types };
     let tokens = companions.token_ids();
-    let carried = companions
-        .config()
-        .filter(|config| config.get("model_type") == Some(&json!(family.name())));
+    let carried = companions.config().filter(|config| {
+        config.get(dialect(family).name("model.family")) == Some(&json!(family.name()))
+    });
     atomic_folder::write(to, FolderKind::Model, options.existing, |to| {
         let plan = FilePlan::new(&checkpoint, &m.model, family, types, options.shard)?;
         let bytes = plan.write(&checkpoint, to)?;
@@ -132,7 +133,7 @@ struct FilePlan<'c> {
     /// Each weight of the checkpoint, and its tensors in the export.
     weights: Vec<(&'c Tensor, ParamSpec, Vec<HfTensor>)>,
     types: TensorTypes,
-    /// Tensors of each file, in the order in which they are written.
+    /// Tensors of each file, in the order of writing.
     files: Vec<Vec<HfTensor>>,
 }
 

@@ -1,5 +1,6 @@
 //! Table of the families in transformers: classes, names of tensors, and what config.json can express.
 
+use manifest::dialects::Dialect;
 use manifest::{Bias, Family};
 
 /// Properties of a family in transformers (5.23).
@@ -19,28 +20,13 @@ pub struct Hf {
     /// Values of `model.bias` that config.json can express.
     pub biases: &'static [Bias],
     pub window: Window,
-    /// Default of num_key_value_heads; None for the number of heads.
+    /// Default number of key-value heads; None for the number of heads.
     pub kv_heads: Option<usize>,
-    /// Default of head_dim; None for hidden / heads.
+    /// Default width of a head; None for hidden / heads.
     pub head_dim: Option<usize>,
-    /// Default of max_position_embeddings.
+    /// Default length of a sample.
     pub positions: usize,
-    pub spellings: &'static [Spelling],
 }
-
-/// A key of config.json that transformers reads under other names too (`attribute_map`):
-/// `tests/fixtures/transformers/spellings.py` lists them.
-#[derive(Clone, Copy, Debug)]
-pub struct Spelling {
-    /// The name that transformers writes.
-    pub key: &'static str,
-    /// Each of them wins over `key`.
-    pub others: &'static [&'static str],
-}
-
-/// Spellings of GPT-2 and BLOOM.
-const HEADS: Spelling = Spelling { key: "n_head", others: &["num_attention_heads"] };
-const LAYERS: Spelling = Spelling { key: "n_layer", others: &["num_hidden_layers"] };
 
 /// Column of the table of tensor names (`names`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,9 +42,9 @@ pub enum Names {
 pub enum Window {
     /// No layer has one.
     Never,
-    /// sliding_window; 4096 if it is missing.
+    /// The width alone; 4096 if it is missing.
     Width,
-    /// use_sliding_window and layer_types select the layers.
+    /// A flag, and a kind for each layer.
     Layers,
 }
 
@@ -74,12 +60,6 @@ const GPT2: Hf = Hf {
     kv_heads: None,
     head_dim: None,
     positions: 1024,
-    spellings: &[
-        HEADS,
-        LAYERS,
-        Spelling { key: "n_embd", others: &["hidden_size"] },
-        Spelling { key: "n_positions", others: &["max_position_embeddings"] },
-    ],
 };
 
 const LLAMA: Hf = Hf {
@@ -94,8 +74,16 @@ const LLAMA: Hf = Hf {
     kv_heads: None,
     head_dim: None,
     positions: 2048,
-    spellings: &[],
 };
+
+/// Names of the settings in a family's config.json.
+pub fn dialect(family: Family) -> Dialect {
+    match family {
+        Family::Gpt2 => Dialect::Gpt2,
+        Family::Bloom => Dialect::Bloom,
+        _ => Dialect::Llama,
+    }
+}
 
 /// Row of a family.
 pub const fn row(family: Family) -> Hf {
@@ -107,7 +95,6 @@ pub const fn row(family: Family) -> Hf {
             names: Names::Bloom,
             buffers: &[],
             positions: 2048,
-            spellings: &[HEADS, LAYERS, Spelling { key: "hidden_size", others: &["n_embed"] }],
             ..GPT2
         },
         Family::Llama => LLAMA,

@@ -23,7 +23,7 @@ pub struct HfTensor {
 }
 
 /// Tensors of the family that together contain all rows of our weight; empty if the family has no such
-/// weight. `shape` is that of a checkpoint, without the rows that pad the vocabulary.
+/// weight. `shape` is the shape in a checkpoint, without the rows that pad the vocabulary.
 pub fn tensors_of(family: Family, param: &Param, shape: &[usize], heads: Heads) -> Vec<HfTensor> {
     use Weight::*;
     let weight = param.spec.weight;
@@ -53,7 +53,7 @@ pub fn tensors_of(family: Family, param: &Param, shape: &[usize], heads: Heads) 
 }
 
 /// Names of a weight's tensors in GPT-2, BLOOM and Llama, without prefix, layer and end. The rows of
-/// three tensors are queries, keys and values; those of two are gates and values.
+/// three tensors are queries, keys and values; the rows of two tensors are gates and values.
 #[rustfmt::skip]
 fn stems(weight: Weight) -> [&'static [&'static str]; 3] {
     use Weight::*;

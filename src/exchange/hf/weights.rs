@@ -185,10 +185,11 @@ impl Weights {
         if bits(self.floats(head)?) == bits(self.floats(embedding)?) {
             return Ok(());
         }
+        let tied = family::dialect(self.family).name("model.tied_head");
         Err(self
             .problem(
                 format!("lm_head.weight is not {embedding}, which config.json ties"),
-                "set tie_word_embeddings to false in config.json to keep this head",
+                &format!("set {tied} to false in config.json to keep this head"),
             )
             .into())
     }

@@ -132,7 +132,7 @@ impl TorchFile {
         tensor.floats(&self.archive, which)
     }
 
-    /// A number of Python's, or that of a tensor with one element.
+    /// A number of Python's, or the element of a tensor with one element.
     pub fn number(&self, value: &Value) -> anyhow::Result<f64> {
         let Node::Tensor(tensor) = value.node() else { return value.float() };
         match self.floats(tensor, 0..tensor.numel().min(2))?.as_slice() {

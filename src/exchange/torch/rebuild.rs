@@ -60,7 +60,7 @@ pub fn call(tree: &Tree, class: Id, args: Id) -> Step<Node> {
 /// Storage of a persistent id, the tuple ('storage', class, key, device, elements).
 pub fn storage(tree: &Tree, id: Id) -> Step<Node> {
     let node = |id: Id| &tree.nodes[id as usize];
-    let wrong = || Err("a persistent id is not that of a storage".to_string());
+    let wrong = || Err("a persistent id does not name a storage".to_string());
     let Node::Tuple(items) = node(id) else { return wrong() };
     let [kind, class, key, _, len, ..] = items.as_slice() else { return wrong() };
     match (node(*kind), node(*class), node(*key), node(*len)) {

@@ -9,7 +9,7 @@ use std::ops::Range;
 /// Maximum elements of a tensor, and maximum dimensions.
 const MAX_ELEMENTS: u64 = 1 << 32;
 pub(super) const MAX_DIMENSIONS: usize = 16;
-/// Maximum ratio of skipped to own elements of a view.
+/// Maximum ratio of the elements that a view skips to those it has.
 const MAX_SPREAD: u64 = 64;
 
 /// The type of a storage's elements.

@@ -34,7 +34,7 @@ pub enum Node {
         args: Id,
         state: Option<Id>,
     },
-    /// The storage of tensors, of so many elements.
+    /// The storage of tensors, and its number of elements.
     Storage {
         element: Element,
         key: Box<str>,
@@ -56,7 +56,7 @@ pub struct Tree {
 pub struct Value<'t> {
     tree: &'t Tree,
     id: Id,
-    /// "args.num_layers", in messages.
+    /// "args.lr", in messages.
     path: String,
 }
 
@@ -220,7 +220,7 @@ impl<'t> Value<'t> {
     }
 }
 
-/// Key of a dict, of which two are equal as they are in Python; a key of another kind by its number.
+/// Key of a dict. Two are equal if they are in Python; keys of other kinds are compared by number.
 #[derive(PartialEq, Eq, Hash)]
 enum DictKey<'t> {
     Text(&'t str),

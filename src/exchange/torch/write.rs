@@ -2,6 +2,7 @@
 
 use super::tensor::Element;
 use anyhow::{Context, ensure};
+use serde_json::Value as Json;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -51,6 +52,18 @@ impl From<&str> for Out {
     }
 }
 
+/// A setting's value.
+impl From<&Json> for Out {
+    fn from(value: &Json) -> Out {
+        match value {
+            Json::Bool(yes) => Out::Bool(*yes),
+            Json::Number(number) if number.is_f64() => Out::Float(number.as_f64().unwrap_or(0.0)),
+            Json::Number(number) => Out::Int(number.as_i64().unwrap_or(i64::MAX)),
+            other => Out::Str(other.as_str().unwrap_or_default().to_string()),
+        }
+    }
+}
+
 impl From<u64> for Out {
     fn from(number: u64) -> Out {
         Out::Int(number as i64)
@@ -75,7 +88,7 @@ impl From<bool> for Out {
     }
 }
 
-/// A file, of which the pickle is written and the storages follow.
+/// A file whose pickle is written, and whose storages follow.
 pub struct TorchWriter {
     path: PathBuf,
     file: BufWriter<File>,

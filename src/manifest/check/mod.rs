@@ -173,8 +173,19 @@ pub fn model_settings(model: &Model) -> serde_json::Map<String, serde_json::Valu
         positions: (model.position == Position::Learned).then(|| model.context()),
         ..model.clone()
     };
-    // Converts through text, which keeps the f32 as written: 0.1, not 0.10000000149.
-    let text = serde_json::to_string(&full.written()).expect("plain structs are always written");
+    json_object(&full.written())
+}
+
+/// JSON of a manifest's settings by key, those of the model as `model_settings` has them.
+pub fn settings_json(m: &Manifest) -> serde_json::Value {
+    let mut settings = json_object(&raw(m));
+    settings.insert("model".into(), model_settings(&m.model).into());
+    settings.into()
+}
+
+/// Converts through text, which keeps an f32 as written: 0.1, not 0.10000000149.
+fn json_object(section: &impl serde::Serialize) -> serde_json::Map<String, serde_json::Value> {
+    let text = serde_json::to_string(section).expect("plain structs are always written");
     serde_json::from_str(&text).expect("an object was written")
 }
 

@@ -3,6 +3,7 @@
 use super::super::super::torch::Value;
 use super::super::settings::{Settings, number};
 use super::Arguments;
+use manifest::dialects::Dialect;
 
 impl Arguments<'_> {
     /// The model's settings but its vocabulary.
@@ -11,52 +12,49 @@ impl Arguments<'_> {
         settings: &mut Settings,
         notes: &mut Vec<String>,
     ) -> anyhow::Result<()> {
-        let position = self.get("position_embedding_type");
+        let position = self.name("model.position");
+        let found = self.get("model.position");
         let rotary = self.is_set("use_rotary_position_embeddings");
-        let (name, family) = match position.as_ref().map(position_name).transpose()? {
+        let (name, family) = match found.as_ref().map(position_name).transpose()? {
             _ if rotary => ("rope", "llama"),
             Some("alibi") => ("alibi", "bloom"),
             Some("rope") => ("rope", "llama"),
             None | Some("absolute" | "learned_absolute") => ("learned", "gpt2"),
             Some(other) => {
                 return Err(self.unsupported(format!(
-                    "args.position_embedding_type is {other}: alibi, rope and absolute are read"
+                    "args.{position} is {other}: alibi, rope and absolute are read"
                 )));
             }
         };
         settings.set("model.family", family, "");
-        settings.set("model.layers", self.count("num_layers")?, "num_layers");
-        let hidden = self.count("hidden_size")?;
-        let heads = self.count("num_attention_heads")?;
-        settings.set("model.hidden", hidden, "hidden_size");
-        settings.set("model.heads", heads, "num_attention_heads");
-        if let Some(dim) = self.optional_count("kv_channels")?
-            && dim * heads != hidden
+        self.set_needed(settings, &["model.layers", "model.hidden", "model.heads"])?;
+        if let Some(dim) = self.optional_count("model.head_dim")?
+            && dim * self.count("model.heads")? != self.count("model.hidden")?
         {
-            settings.set("model.head_dim", dim, "kv_channels");
+            self.set(settings, &["model.head_dim"])?;
         }
-        self.set_counts(settings, &[("model.ffn_hidden", "ffn_hidden_size")])?;
-        let seq_len = self.count("seq_length")?;
-        settings.set("model.seq_len", seq_len, "seq_length");
-        let rows = self.optional_count("max_position_embeddings")?;
-        if let Some(rows) = rows.filter(|rows| name == "learned" && *rows != seq_len) {
-            settings.set("model.positions", rows, "max_position_embeddings");
+        self.set(settings, &["model.ffn_hidden"])?;
+        self.set_needed(settings, &["model.seq_len"])?;
+        if let Some(rows) = self.optional_count("model.positions")?
+            && name == "learned"
+            && rows != self.count("model.seq_len")?
+        {
+            self.set(settings, &["model.positions"])?;
         }
         match name {
             "rope" => self.rope(settings)?,
-            name => settings.set("model.position", name, "position_embedding_type"),
+            name => settings.set("model.position", name, position),
         }
-        self.parts(family, settings)?;
-        let norm = self.is_set("embed_layernorm");
-        settings.set("model.embedding_layernorm", norm, "embed_layernorm");
-        let eps = ["layernorm_epsilon", "norm_epsilon"].map(|name| ("model.layernorm_eps", name));
-        self.set_numbers(settings, &eps)?;
-        let exact = !self.is_set("bias_gelu_fusion") && !self.is_set("openai_gelu");
-        let gelu = if exact { "exact" } else { "tanh" };
-        if !self.is_set("swiglu") {
-            settings.set("model.gelu", gelu, "bias_gelu_fusion, openai_gelu");
+        self.parts(family == "llama", settings)?;
+        let key = "model.embedding_layernorm";
+        settings.set(key, self.is_set(key), self.name(key));
+        self.set(settings, &["model.layernorm_eps"])?;
+        if !self.is_set("model.ffn: swiglu") {
+            let gelu = if self.is_set("model.gelu") { "tanh" } else { "exact" };
+            let names = Dialect::Megatron.names("model.gelu");
+            settings.set("model.gelu", gelu, &names.join(", "));
         }
-        self.set_numbers(settings, &[("model.init.std", "init_method_std")])?;
+        self.set(settings, &["model.init.std"])?;
         self.dropout(settings, notes)?;
         if self.is_set("apply_query_key_layer_scaling") {
             notes.push(
@@ -73,16 +71,17 @@ impl Arguments<'_> {
     }
 
     fn dropout(&self, settings: &mut Settings, notes: &mut Vec<String>) -> anyhow::Result<()> {
-        let hidden = self.float("hidden_dropout")?;
-        let attention = self.float("attention_dropout")?;
-        for (key, rate, from) in [
-            ("model.dropout.embedding", hidden, "hidden_dropout"),
-            ("model.dropout.attention", attention, "attention_dropout"),
-            ("model.dropout.residual", hidden, "hidden_dropout"),
-        ] {
-            settings.set(key, number(rate.unwrap_or(0.0)), from);
+        let hidden = "model.dropout.residual";
+        let attention = "model.dropout.attention";
+        let mut dropped = false;
+        for (key, given_as) in
+            [("model.dropout.embedding", hidden), (attention, attention), (hidden, hidden)]
+        {
+            let rate = self.float(given_as)?.unwrap_or(0.0);
+            settings.set(key, number(rate), self.name(given_as));
+            dropped |= rate > 0.0;
         }
-        if hidden.or(attention).is_some_and(|rate| rate > 0.0) {
+        if dropped {
             notes.push(
                 "dropout draws other random numbers here than there: no state can carry them over"
                     .into(),
@@ -92,61 +91,66 @@ impl Arguments<'_> {
     }
 
     fn rope(&self, settings: &mut Settings) -> anyhow::Result<()> {
-        let theta = self.float("rotary_base")?.unwrap_or(10_000.0);
-        settings.set("model.position.rope.theta", number(theta), "rotary_base");
-        if self.is_set("use_rope_scaling") {
-            let factor = number(self.float("rope_scaling_factor")?.unwrap_or(8.0));
+        let key = "model.position.rope.theta";
+        let theta = self.float(key)?.unwrap_or(10_000.0);
+        settings.set(key, number(theta), self.name(key));
+        let llama3 = "model.position.rope.scaling.llama3";
+        let factor = self.float("model.position.rope.scaling.llama3.factor")?;
+        if self.is_set(llama3) {
             let scaling = format!(
-                "{{llama3: {{factor: {factor}, low_freq_factor: 1, high_freq_factor: 4, \
-                 original_seq_len: 8192}}}}"
+                "{{llama3: {{factor: {}, low_freq_factor: 1, high_freq_factor: 4, \
+                 original_seq_len: 8192}}}}",
+                number(factor.unwrap_or(8.0))
             );
-            settings.set("model.position.rope.scaling", scaling, "use_rope_scaling");
+            let from = self.name(llama3);
+            settings.set("model.position.rope.scaling", scaling, from);
         }
-        for (name, one) in [("rotary_percent", 1.0), ("rotary_seq_len_interpolation_factor", 1.0)] {
-            if let Some(value) = self.float(name)?.filter(|value| *value != one) {
+        for name in ["rotary_percent", "rotary_seq_len_interpolation_factor"] {
+            if let Some(value) = self.float(name)?.filter(|value| *value != 1.0) {
                 return Err(self.unsupported(format!(
-                    "args.{name} is {value}: gptrain turns all columns, unscaled"
+                    "args.{name} is {value}: gptrain rotates all columns, by the unscaled position"
                 )));
             }
         }
         Ok(())
     }
 
-    /// Options of Megatron-LM that Megatron-DeepSpeed's models do not have; a family's default is not
-    /// written.
-    fn parts(&self, family: &str, settings: &mut Settings) -> anyhow::Result<()> {
-        let llama = family == "llama";
-        let mut set = |key: &str, value: &str, default: bool, from: &str| {
-            if !default {
-                settings.set(key, value, from);
-            }
+    /// Options of Megatron-LM that Megatron-DeepSpeed's models do not have. The default of the family,
+    /// Llama or another, is not written.
+    fn parts(&self, llama: bool, settings: &mut Settings) -> anyhow::Result<()> {
+        let gated = self.is_set("model.ffn: swiglu");
+        if gated != llama {
+            let ffn = if gated { "swiglu" } else { "gelu" };
+            settings.set("model.ffn", ffn, self.name("model.ffn: swiglu"));
+        }
+        let norm = match self.find("model.norm") {
+            Some((name, norm)) => self.converted("model.norm", name, &norm)?,
+            None => "layer".to_string(),
         };
-        let gated = self.is_set("swiglu");
-        set("model.ffn", if gated { "swiglu" } else { "gelu" }, gated == llama, "swiglu");
-        let norm = self
-            .get("normalization")
-            .map(|norm| norm.str())
-            .transpose()?;
-        let rms = norm.is_some_and(|norm| norm == "RMSNorm");
-        set("model.norm", if rms { "rms" } else { "layer" }, rms == llama, "normalization");
-        let linear = self
-            .get("add_bias_linear")
-            .is_none_or(|value| value.is_true());
-        let bias = match (linear, self.is_set("add_qkv_bias")) {
+        if (norm == "rms") != llama {
+            settings.set("model.norm", norm, self.name("model.norm"));
+        }
+        let linear = self.get("model.bias").is_none_or(|value| value.is_true());
+        let qkv = self.is_set("model.bias: qkv");
+        let bias = match (linear, qkv) {
             (true, _) => "all",
             (false, true) => "qkv",
             (false, false) => "none",
         };
-        let usual = if llama { "none" } else { "all" };
-        set("model.bias", bias, bias == usual, "add_bias_linear, add_qkv_bias");
-        let untied = self.is_set("untie_embeddings_and_output_weights");
-        let tied = if untied { "false" } else { "true" };
-        set("model.tied_head", tied, untied == llama, "untie_embeddings_and_output_weights");
-        let normed = self.is_set("qk_layernorm");
-        set("model.qk_norm", "true", !normed, "qk_layernorm");
+        if bias != if llama { "none" } else { "all" } {
+            let names = ["model.bias", "model.bias: qkv"].map(|key| self.name(key));
+            settings.set("model.bias", bias, &names.join(", "));
+        }
+        let key = "model.tied_head";
+        let tied = !self.is_set(key);
+        if tied == llama {
+            settings.set(key, tied, self.name(key));
+        }
+        if self.is_set("model.qk_norm") {
+            self.set(settings, &["model.qk_norm"])?;
+        }
         if self.is_set("group_query_attention") {
-            let groups = self.count("num_query_groups")?;
-            settings.set("model.kv_heads", groups, "num_query_groups");
+            self.set_needed(settings, &["model.kv_heads"])?;
         }
         Ok(())
     }

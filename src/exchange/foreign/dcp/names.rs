@@ -1,10 +1,10 @@
 //! Trainers' names of a Llama's tensors, and the rows of ours that each holds.
 
 use super::super::run::Piece;
-use super::super::settings::Wanted;
 use super::super::{AdamState, Choices};
 use super::{DcpFolder, olmo, titan};
 use crate::tensor_part::{Pairs, ParamKey};
+use manifest::dialects::Dialect;
 use model::Weight;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -31,8 +31,8 @@ pub struct Names {
     pub pairs: Pairs,
     /// Reads step, settings and notes, in the folder of a step.
     pub describe: fn(&mut DcpFolder, &Path, &Choices) -> anyhow::Result<()>,
-    /// Settings that the files may lack.
-    pub wanted: &'static [Wanted],
+    /// Names of settings.
+    pub dialect: Dialect,
 }
 
 #[rustfmt::skip]
@@ -61,7 +61,7 @@ pub static TITAN: Names = {
         others: &["optimizer.", "lr_scheduler.", "train_state.", "dataloader."],
         pairs: Pairs::Neighbours,
         describe: titan::describe,
-        wanted: titan::WANTED,
+        dialect: Dialect::Torchtitan,
     }
 };
 
@@ -90,7 +90,7 @@ pub static OLMO: Names = {
         others: &["optim."],
         pairs: Pairs::Halves,
         describe: olmo::describe,
-        wanted: olmo::WANTED,
+        dialect: Dialect::OlmoCore,
     }
 };
 

@@ -3,47 +3,21 @@
 
 use super::super::super::torch::TorchFile;
 use super::super::Choices;
-use super::super::settings::{Settings, Wanted, asked, number};
+use super::super::settings::{Settings, asked, number};
 use super::DcpFolder;
 use crate::tensor_part::Pairs;
 use anyhow::Context;
 use base::{Problems, input};
+use manifest::dialects::{Conversion, Dialect};
 use serde_json::Value as Json;
 use std::path::Path;
-
-/// Settings that `config.json` may lack, OLMo-core's names of them, and examples.
-pub const WANTED: &[Wanted] = &[
-    Wanted { key: "model.heads", why: "attention heads, n_heads", example: "16" },
-    Wanted { key: "model.seq_len", why: "train_module.max_sequence_length", example: "4096" },
-    Wanted { key: "model.position.rope.theta", why: "rope.theta", example: "500000" },
-    Wanted { key: "batch.global", why: "global_batch_size / sequence length", example: "512" },
-    Wanted { key: "lr.warmup_samples", why: "scheduler.warmup × batch.global", example: "102400" },
-    Wanted { key: "lr.decay", why: "train_module.scheduler", example: "cosine" },
-    Wanted { key: "train.steps", why: "trainer.max_duration", example: "10000" },
-    Wanted { key: "data.train", why: "the datasets: see docs/data.md", example: "corpus" },
-];
 
 /// Names of the part of a block that mixes positions: the current one, the former one.
 const MIXER: [&str; 2] = ["sequence_mixer", "attention"];
 
-/// Options of a model that gptrain would compute otherwise: place in `config.json`, the only value that
-/// is read besides null and 0, and the reason.
-const REFUSED: &[(&str, &str, &str)] = &[
-    ("/model/name", "default", "only the default transformer is read"),
-    ("/model/block/name", "default", "gptrain's norms come before attention and feed-forward"),
-    ("/model/block_pattern", "", "blocks that differ are not read here"),
-    ("/model/block_overrides", "", "blocks that differ are not read here"),
-    ("/model/embedding_norm", "", "gptrain's Llama has no norm of the embedding"),
-    ("/model/embed_scale", "", "gptrain's Llama does not scale the embedding"),
-    ("/model/block/feed_forward_moe", "", "gptrain has no mixture of experts"),
-    ("/model/block/dropout", "", "gptrain's dropout is elsewhere in the block"),
-    ("/model/block/attention_residual_alpha", "", "gptrain does not scale residuals"),
-    ("/model/block/feed_forward_residual_alpha", "", "gptrain does not scale residuals"),
-    ("/model/block/MIXER/clip_qkv", "", "gptrain does not clip queries, keys and values"),
-    ("/model/block/MIXER/gate", "", "gptrain's attention has no gate"),
-    ("/model/block/MIXER/sliding_window", "", "gptrain's windows are model.window"),
-    ("/model/block/MIXER/rope/scaling", "", "of OLMo-core's RoPE, scaling is not read"),
-];
+const ROTATION: &str = "model.block.*.rope.name";
+const SCHEDULER_CLASS: &str = "train_module.scheduler._CLASS_";
+const SCHEDULER_UNITS: &str = "train_module.scheduler.units";
 
 /// The trainer's own configuration.
 struct Config {
@@ -65,40 +39,74 @@ impl Config {
         Ok(Config { json, place })
     }
 
-    /// Value at a path; None if it is null. MIXER means each of `MIXER`.
-    fn get(&self, path: &str) -> Option<&Json> {
-        let names = MIXER.iter().map(|name| path.replace("MIXER", name));
-        let found = names.filter_map(|path| self.json.pointer(&path)).next();
-        found.filter(|value| !value.is_null())
+    /// Value of a setting, or at a path that has no setting; None if it is null.
+    fn get(&self, setting: &str) -> Option<&Json> {
+        let mut paths = Dialect::OlmoCore.names(setting);
+        if paths.is_empty() {
+            paths.push(setting);
+        }
+        paths.into_iter().find_map(|path| self.at(path))
     }
 
-    fn count(&self, path: &str) -> Option<u64> {
-        self.get(path)?.as_u64().filter(|count| *count > 0)
+    /// Value at a path, in which `*` is each of `MIXER`; None if it is null.
+    fn at(&self, path: &str) -> Option<&Json> {
+        let pointer = format!("/{}", path.replace('.', "/"));
+        MIXER
+            .iter()
+            .find_map(|name| self.json.pointer(&pointer.replace('*', name)))
+            .filter(|value| !value.is_null())
     }
 
-    fn float(&self, path: &str) -> Option<f64> {
-        self.get(path)?.as_f64()
+    fn count(&self, setting: &str) -> Option<u64> {
+        self.get(setting)?.as_u64().filter(|count| *count > 0)
     }
 
-    fn str(&self, path: &str) -> Option<&str> {
-        self.get(path)?.as_str()
+    fn float(&self, setting: &str) -> Option<f64> {
+        self.get(setting)?.as_f64()
+    }
+
+    fn str(&self, setting: &str) -> Option<&str> {
+        self.get(setting)?.as_str()
     }
 
     /// An error about options that change the model.
     fn refuse(&self) -> Result<(), Problems> {
         let mut problems = Problems::default();
-        let remedy = "export the weights to Hugging Face's format and import those";
-        for (path, read, why) in REFUSED {
-            let Some(value) = self.get(path) else { continue };
-            if value.as_str() == Some(read) || value.as_f64() == Some(0.0) {
+        let unread = [
+            ("model.pattern", "blocks that differ are not read here"),
+            ("model.window", "sliding windows: set model.window instead"),
+            ("model.position.rope.scaling", "of OLMo-core's RoPE, scaling is not read"),
+        ];
+        let unread = unread.map(|(key, why)| (Dialect::OlmoCore.name(key), "null", why));
+        for (path, only, why) in Dialect::OlmoCore.fixed().chain(unread) {
+            let Some(value) = self.at(path) else { continue };
+            if value.as_str() == Some(only) || value.as_f64() == Some(0.0) {
                 continue;
             }
-            let name = path[1..].replace('/', ".").replace("MIXER", MIXER[0]);
+            let name = path.replace('*', MIXER[0]);
             let value: String = value.to_string().chars().take(60).collect();
-            problems.add(self.place.clone(), format!("{name} is {value}: {why}"), remedy);
+            problems.add(
+                self.place.clone(),
+                format!("{name} is {value}: {why}"),
+                "export the weights to Hugging Face's format and import those",
+            );
         }
         problems.or(())
     }
+}
+
+/// OLMo-core's name of a setting as the new manifest cites it, without the sections that all have.
+fn short_name(setting: &str) -> &'static str {
+    let name = Dialect::OlmoCore.name(setting);
+    ["model.block.*.", "model.block.", "train_module."]
+        .iter()
+        .find_map(|section| name.strip_prefix(section))
+        .unwrap_or(name)
+}
+
+fn last_word(setting: &str) -> &'static str {
+    let name = Dialect::OlmoCore.name(setting);
+    name.rsplit('.').next().unwrap_or(name)
 }
 
 /// Step, settings and notes.
@@ -110,17 +118,16 @@ pub fn describe(folder: &mut DcpFolder, step: &Path, choices: &Choices) -> anyho
     let found = &mut folder.found;
     found.step = train.count(&root.need("global_step")?)?;
     found.tokens = train.count(&root.need("global_train_tokens_seen")?)?;
-    if config.str("/model/block/MIXER/rope/name") == Some("complex") {
+    if config.str(ROTATION) == Some("complex") {
         folder.pairs = Pairs::Neighbours;
     }
     let asked_heads = asked(&choices.sets, "model.heads").and_then(|text| text.parse().ok());
-    let heads = config
-        .count("/model/block/MIXER/n_heads")
-        .map(|heads| heads as usize);
+    let heads = config.count("model.heads").map(|heads| heads as usize);
     if let Some(heads) = heads {
-        folder.found.settings.set("model.heads", heads, "n_heads");
+        let from = short_name("model.heads");
+        folder.found.settings.set("model.heads", heads, from);
     }
-    folder.model(asked_heads.or(heads), "OLMo-core's n_heads")?;
+    folder.model(asked_heads.or(heads))?;
     let max_steps = root
         .some("max_steps")
         .and_then(|steps| train.count(&steps).ok());
@@ -145,8 +152,8 @@ pub fn describe(folder: &mut DcpFolder, step: &Path, choices: &Choices) -> anyho
     }
     if uncounted {
         folder.found.notes.push(
-            "Adam has counted no update: OLMo-core's optimizers once did not, and their bias corrections \
-             remained those of the first update; here the count is that of the steps"
+            "the optimizer's step count is 0: older versions of OLMo-core did not count, which left the \
+             bias corrections at step 1. The run's step count is used"
                 .into(),
         );
     }
@@ -155,61 +162,62 @@ pub fn describe(folder: &mut DcpFolder, step: &Path, choices: &Choices) -> anyho
 
 /// Settings of the model, the batch, the rates and the length, as far as the configuration has them.
 fn training(config: &Config, settings: &mut Settings, max_steps: Option<u64>, peak: Option<f64>) {
-    let length = config
-        .count("/train_module/max_sequence_length")
-        .or_else(|| config.count("/dataset/sequence_length"));
+    let length = config.count("model.seq_len");
     if let Some(length) = length {
-        settings.set("model.seq_len", length, "max_sequence_length");
+        settings.set("model.seq_len", length, short_name("model.seq_len"));
     }
-    if let Some(theta) = config.float("/model/block/MIXER/rope/theta") {
-        settings.set("model.position.rope.theta", number(theta), "rope.theta");
-    }
-    if config.get("/model/block/MIXER/qk_norm").is_some() {
+    set_number(config, settings, "model.position.rope.theta");
+    if config.get("model.qk_norm").is_some() {
         settings.set("model.qk_norm", true, "qk_norm, use_head_qk_norm");
     }
-    let eps = config.float("/model/block/layer_norm/eps").unwrap_or(1e-5);
-    settings.set("model.layernorm_eps", number(eps), "layer_norm.eps");
-    let dtype = config
-        .str("/train_module/dp_config/param_dtype")
-        .or_else(|| config.str("/train_module/autocast_precision"));
-    let precision = match dtype {
-        Some("float32") => "f32",
-        Some("float16") => "fp16",
-        _ => "bf16",
-    };
-    settings.set("precision", precision, "dp_config.param_dtype");
-    let sequences = |path: &str| Some(config.count(path)? / length?).filter(|count| *count > 0);
-    let global = sequences("/data_loader/global_batch_size");
-    let micro = sequences("/train_module/rank_microbatch_size").unwrap_or(1);
-    settings.set("batch.micro", micro, "rank_microbatch_size / max_sequence_length");
-    if let Some(global) = global {
-        settings.set("batch.global", global, "global_batch_size / max_sequence_length");
+    let eps = config.float("model.layernorm_eps").unwrap_or(1e-5);
+    settings.set("model.layernorm_eps", number(eps), short_name("model.layernorm_eps"));
+    settings.set("precision", precision(config), short_name("precision"));
+    // Batches are counted in tokens.
+    let sequences = |key: &str| Some(config.count(key)? / length?).filter(|count| *count > 0);
+    for (key, default) in [("batch.micro", Some(1)), ("batch.global", None)] {
+        if let Some(samples) = sequences(key).or(default) {
+            let from = format!("{} / {}", last_word(key), last_word("model.seq_len"));
+            settings.set(key, samples, &from);
+        }
     }
-    if let Some(clip) = config.float("/train_module/max_grad_norm") {
-        settings.set("optimizer.adamw.clip", number(clip), "max_grad_norm");
-    }
-    if let Some(weight) = config
-        .float("/train_module/z_loss_multiplier")
-        .filter(|z| *z > 0.0)
-    {
-        settings.set("train.z_loss", number(weight), "z_loss_multiplier");
+    let global = sequences("batch.global");
+    set_number(config, settings, "optimizer.adamw.clip");
+    if config.float("train.z_loss").is_some_and(|z| z > 0.0) {
+        set_number(config, settings, "train.z_loss");
     }
     settings.set("lr.counted", "after", "OLMo-core counts the step before its update");
-    for (key, path) in [("train.seed", "/init_seed"), ("data.seed", "/data_loader/seed")] {
-        if let Some(seed) = config.get(path).and_then(Json::as_u64) {
-            settings.set(key, seed, &path[1..].replace('/', "."));
+    for key in ["train.seed", "data.seed"] {
+        if let Some(seed) = config.get(key).and_then(Json::as_u64) {
+            settings.set(key, seed, short_name(key));
         }
     }
     let steps = max_steps.or_else(|| {
-        let unit = config.str("/trainer/max_duration/unit")?;
-        config
-            .count("/trainer/max_duration/value")
-            .filter(|_| unit == "steps")
+        let duration = config.get("train.steps")?;
+        let steps = duration["value"].as_u64().filter(|count| *count > 0);
+        steps.filter(|_| duration["unit"] == "steps")
     });
     if let Some(steps) = steps {
         settings.set("train.steps", steps, "max_steps");
     }
     rates(config, settings, &Counts { global, length, steps }, peak);
+}
+
+fn set_number(config: &Config, settings: &mut Settings, key: &str) {
+    if let Some(value) = config.float(key) {
+        settings.set(key, number(value), short_name(key));
+    }
+}
+
+/// Precision of the matrix products: bf16 unless the configuration has another one.
+fn precision(config: &Config) -> &'static str {
+    let row = Dialect::OlmoCore.row("precision").map(|row| row.conversion);
+    let Some(Conversion::Choice(words)) = row else { return "bf16" };
+    let dtype = config.str("precision");
+    words
+        .iter()
+        .find(|(theirs, _)| dtype == Some(*theirs))
+        .map_or("bf16", |(_, ours)| ours)
 }
 
 /// Sizes that the schedule depends on, as far as they are known.
@@ -225,36 +233,31 @@ struct Counts {
 /// The schedule, if it is one of gptrain's.
 fn rates(config: &Config, settings: &mut Settings, counts: &Counts, peak: Option<f64>) {
     let Counts { global, length, steps } = *counts;
-    let scheduler = |name: &str| format!("/train_module/scheduler/{name}");
-    let class = config
-        .str(&scheduler("_CLASS_"))
-        .and_then(|class| class.rsplit('.').next());
-    let tokens = config.str(&scheduler("units")) == Some("tokens");
-    // Samples of so many steps, or so many tokens.
+    let tokens = config.str(SCHEDULER_UNITS) == Some("tokens");
+    // A length in steps, or in tokens.
     let samples = |count: u64| if tokens { Some(count / length?) } else { Some(count * global?) };
-    let warmup = ["warmup", "warmup_steps"]
-        .into_iter()
-        .filter_map(|name| config.count(&scheduler(name)))
-        .next();
-    if let Some(warmup) = warmup.and_then(samples) {
-        settings.set("lr.warmup_samples", warmup, "scheduler.warmup");
+    if let Some(warmup) = config.count("lr.warmup_samples").and_then(samples) {
+        settings.set("lr.warmup_samples", warmup, short_name("lr.warmup_samples"));
     }
     let end = config
-        .count(&scheduler("t_max"))
+        .count("lr.decay.cosine.samples")
         .and_then(samples)
         .or_else(|| Some(steps? * global?));
+    let class = config
+        .str(SCHEDULER_CLASS)
+        .and_then(|class| class.rsplit('.').next());
     let decay = match (class, end) {
-        (Some("ConstantScheduler" | "ConstantWithWarmup"), _) => Some("constant".to_string()),
-        (Some("CosWithWarmup"), Some(end)) => Some(format!("{{cosine: {{samples: {end}}}}}")),
-        (Some("LinearWithWarmup"), Some(end)) => Some(format!("{{linear: {{samples: {end}}}}}")),
-        _ => None,
+        (Some("ConstantScheduler" | "ConstantWithWarmup"), _) => "constant".to_string(),
+        (Some("CosWithWarmup"), Some(end)) => format!("{{cosine: {{samples: {end}}}}}"),
+        (Some("LinearWithWarmup"), Some(end)) => format!("{{linear: {{samples: {end}}}}}"),
+        _ => return,
     };
-    let Some(decay) = decay else { return };
-    settings.set("lr.decay", &decay, "scheduler, t_max");
+    let end = last_word("lr.decay.cosine.samples");
+    settings.set("lr.decay", &decay, &format!("{}, {end}", short_name("lr.decay")));
     if decay != "constant"
         && let Some(peak) = peak
     {
-        let factor = config.float(&scheduler("alpha_f")).unwrap_or(0.1);
-        settings.set("lr.min", number(peak * factor), "lr × alpha_f");
+        let factor = config.float("lr.min").unwrap_or(0.1);
+        settings.set("lr.min", number(peak * factor), &format!("lr × {}", last_word("lr.min")));
     }
 }

@@ -2,26 +2,11 @@
 //! files. The import asks for them.
 
 use super::super::Choices;
-use super::super::settings::{Wanted, asked};
+use super::super::settings::asked;
 use super::DcpFolder;
 use base::Problems;
+use manifest::dialects::Dialect;
 use std::path::Path;
-
-/// Settings that the files do not have, torchtitan's names of them, and examples.
-pub const WANTED: &[Wanted] = &[
-    Wanted { key: "model.heads", why: "attention heads, torchtitan's n_heads", example: "32" },
-    Wanted { key: "model.seq_len", why: "training.seq_len", example: "8192" },
-    Wanted {
-        key: "model.position.rope.theta",
-        why: "torchtitan's rope_theta; its rope_scaling, if any, is model.position.rope.scaling",
-        example: "500000",
-    },
-    Wanted { key: "batch.global", why: "training.global_batch_size", example: "512" },
-    Wanted { key: "lr.warmup_samples", why: "warmup_steps × batch.global", example: "102400" },
-    Wanted { key: "lr.decay", why: "lr_scheduler.decay_type", example: "cosine" },
-    Wanted { key: "train.steps", why: "training.steps", example: "10000" },
-    Wanted { key: "data.train", why: "the datasets: see docs/data.md", example: "corpus" },
-];
 
 /// Step, settings and notes.
 pub fn describe(folder: &mut DcpFolder, _: &Path, choices: &Choices) -> anyhow::Result<()> {
@@ -37,18 +22,17 @@ pub fn describe(folder: &mut DcpFolder, _: &Path, choices: &Choices) -> anyhow::
     };
     folder.found.step = step;
     let heads = asked(&choices.sets, "model.heads").and_then(|text| text.parse::<usize>().ok());
-    folder.model(heads, "torchtitan's n_heads")?;
+    folder.model(heads)?;
+    let unset = |key: &str| format!("{} where it is not set", Dialect::Torchtitan.name(key));
     let settings = &mut folder.found.settings;
-    settings.set("model.layernorm_eps", "1e-5", "torchtitan's norm_eps where it is not set");
-    settings.set("precision", "bf16", "training.mixed_precision_param where it is not set");
+    let eps = format!("torchtitan's {}", unset("model.layernorm_eps"));
+    settings.set("model.layernorm_eps", "1e-5", &eps);
+    settings.set("precision", "bf16", &unset("precision"));
     settings.set("batch.micro", 1, "");
     settings.set("lr.counted", "before", "PyTorch's schedulers step after the optimizer");
     let decayed_norms = folder.optimizer()?;
-    folder.found.settings.set(
-        "optimizer.adamw.clip",
-        "1.0",
-        "training.max_norm where it is not set",
-    );
+    let clip = "optimizer.adamw.clip";
+    folder.found.settings.set(clip, "1.0", &unset(clip));
     if decayed_norms > 0 {
         folder.found.notes.push(format!(
             "torchtitan's AdamW decays all parameters, {decayed_norms} norms too; gptrain decays matrices \

@@ -68,13 +68,15 @@ impl Files {
 
     /// Tensor, pipeline and data ranks; an error names the file that is missing.
     pub fn grid(&self, dir: &Path, args: &Arguments) -> anyhow::Result<[usize; 3]> {
-        let tensor = args.count("tensor_model_parallel_size")? as usize;
-        let pipeline = args.count("pipeline_model_parallel_size")? as usize;
+        let tensor = args.count("topology.tensor")? as usize;
+        let pipeline = args.count("topology.pipeline")? as usize;
         let files = self.models.len();
         if tensor.checked_mul(pipeline) != Some(files) {
             return Err(args.problem(format!(
-                "args has tensor_model_parallel_size {tensor} and pipeline_model_parallel_size \
-                 {pipeline}, the folder {files} mp_rank_NN_model_states.pt"
+                "args has {} {tensor} and {} {pipeline}, the folder {files} \
+                 mp_rank_NN_model_states.pt",
+                args.name("topology.tensor"),
+                args.name("topology.pipeline")
             )));
         }
         let data = 1 + self.optim.keys().map(|(_, data)| *data).max().unwrap_or(0);

@@ -36,14 +36,14 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
     let trainer = "Megatron-DeepSpeed (universal checkpoint)";
     let mut found =
         RunDescription::new(Format::DeepSpeedUniversal, trainer, &dir).with_args(&root, &args)?;
-    for (i, key) in ["tensor", "pipeline"].into_iter().enumerate() {
-        let name = format!("{key}_model_parallel_size");
-        found.grid[i] = args.count(&name).unwrap_or(1) as usize;
-        found
-            .settings
-            .set(&format!("topology.{key}"), found.grid[i], &name);
+    for (i, key) in ["topology.tensor", "topology.pipeline"]
+        .into_iter()
+        .enumerate()
+    {
+        found.grid[i] = args.count(key).unwrap_or(1) as usize;
+        found.settings.set(key, found.grid[i], args.name(key));
     }
-    let layers = args.count("num_layers")? as usize;
+    let layers = args.count("model.layers")? as usize;
     set_said_split(&mut found.settings, &args, layers, found.grid[1])?;
     (found.updates, found.lr) = numbers(&dir)?;
     let rows = shapes

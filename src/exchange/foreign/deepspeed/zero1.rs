@@ -83,7 +83,7 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
         )
         .into());
     }
-    if args.is_set("untie_embeddings_and_output_weights") {
+    if args.is_set("model.tied_head") {
         table.stored.remove(&(Weight::HeadW, None));
     }
     let sharded = TorchFile::open(&files.optim[&(0, 0)])?;
@@ -136,7 +136,7 @@ fn check_blocks<'n>(
     first: usize,
     args: &Arguments,
 ) -> anyhow::Result<()> {
-    let layers = args.count("num_layers")? as usize;
+    let layers = args.count("model.layers")? as usize;
     for layer in first..first.saturating_add(layers) {
         let name = format!("{layer}.input_layernorm.weight");
         let count = names.clone().filter(|found| *found == name).count();
@@ -150,14 +150,14 @@ fn check_blocks<'n>(
 fn set_topology(found: &mut RunDescription, args: &Arguments, stages: &[Vec<FlatGroup>]) {
     let [tensor, pipeline, data] = found.grid;
     let settings = &mut found.settings;
-    settings.set("topology.tensor", tensor, "tensor_model_parallel_size");
-    settings.set("topology.pipeline", pipeline, "pipeline_model_parallel_size");
+    settings.set("topology.tensor", tensor, args.name("topology.tensor"));
+    settings.set("topology.pipeline", pipeline, args.name("topology.pipeline"));
     settings.set("topology.data", data, "files of the optimizer");
     if data > 1 {
         settings.set("topology.zero", 1, "partitioned by DeepSpeed");
     }
-    if args.is_set("checkpoint_activations") {
-        settings.set("topology.recompute", "full", "checkpoint_activations");
+    if let Some(name) = args.given("topology.recompute") {
+        settings.set("topology.recompute", "full", name);
     }
     let mut layers = Vec::new();
     for groups in stages {

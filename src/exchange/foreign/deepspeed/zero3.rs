@@ -58,9 +58,9 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
     };
     let args = Arguments::new(args, place, RULE);
     args.refuse(&[("add_position_embedding_type", "this position embedding is not gptrain's")])?;
-    if args.count("tensor_model_parallel_size")? as usize != tensor {
-        return Err(args
-            .problem(format!("args.tensor_model_parallel_size is not the {tensor} of the files")));
+    if args.count("topology.tensor")? as usize != tensor {
+        let name = args.name("topology.tensor");
+        return Err(args.problem(format!("args.{name} is not the {tensor} of the files")));
     }
     let step = root.need("iteration")?.count()?;
     let groups = same_groups(&models, tensor, step)?;
@@ -72,7 +72,7 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
     let mut found =
         RunDescription::new(Format::DeepSpeedZero3, trainer, &dir).with_args(&root, &args)?;
     let settings = &mut found.settings;
-    settings.set("topology.tensor", tensor, "tensor_model_parallel_size");
+    settings.set("topology.tensor", tensor, args.name("topology.tensor"));
     settings.set("topology.data", data, "files of the optimizer");
     if data > 1 {
         settings.set("topology.zero", 3, "partitioned by DeepSpeed");
@@ -85,7 +85,7 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
     let groups = RankGroups { groups, files, ranks: data, updates };
     let reader = Zero3Reader { groups, open: Opened(None) };
     let layout = Layout::new(tensor, version_of(&root), &args);
-    let vocab = args.optional_count("vocab_size")?;
+    let vocab = args.optional_count("model.vocab")?;
     ForeignRun::new(found, table, reader, layout).with_vocabulary(&args, vocab, choices)
 }
 

@@ -5,10 +5,11 @@ use super::problem;
 use crate::shortest;
 use base::Problems;
 use checkpoint::State;
+use manifest::dialects::Dialect;
 use manifest::{
-    Bias, Ffn, LossScale, Manifest, NormKind, Optimizer, Position, Precision, RopeScaling,
-    Sequences,
+    Bias, Manifest, NormKind, Position, Precision, RopeScaling, Sequences, settings_json,
 };
+use serde_json::Value as Json;
 
 /// An error if Megatron has no such model, or it cannot be cut so.
 pub fn refused(m: &Manifest, [tensor, pipeline]: [usize; 2], place: &str) -> Result<(), Problems> {
@@ -55,128 +56,122 @@ pub fn refused(m: &Manifest, [tensor, pipeline]: [usize; 2], place: &str) -> Res
     problem(place, what)
 }
 
-/// An argument and its value.
-type Named = (&'static str, Out);
+/// Arguments that are written, by the names that the table of `manifest::dialects` has.
+struct Arguments {
+    /// The manifest's settings.
+    settings: Json,
+    list: Vec<(String, Out)>,
+}
 
-/// `args`, for `[tensor, pipeline]` ranks and so many rows of the embedding.
+impl Arguments {
+    /// Adds an argument by its setting, or, if it has none, by its name.
+    fn put(&mut self, setting: &str, value: impl Into<Out>) {
+        let name = Dialect::Megatron
+            .names(setting)
+            .first()
+            .copied()
+            .unwrap_or(setting);
+        self.list.push((name.to_string(), value.into()));
+    }
+
+    /// Adds the arguments of settings that the manifest has, with its values.
+    fn copy(&mut self, settings: &[&str]) {
+        for setting in settings {
+            if let Some((name, value)) = Dialect::Megatron.written(setting, &self.settings) {
+                self.list.push((name.to_string(), Out::from(&value)));
+            }
+        }
+    }
+}
+
+/// `args`, for `[tensor, pipeline]` ranks; `rows` is the padded vocabulary.
 pub fn arguments(
     m: &Manifest,
     state: &State,
     [tensor, pipeline]: [usize; 2],
     rows: usize,
 ) -> Vec<(String, Out)> {
-    let mut args: Vec<Named> = vec![
-        ("padded_vocab_size", rows.into()),
-        ("tensor_model_parallel_size", tensor.into()),
-        ("pipeline_model_parallel_size", pipeline.into()),
-        ("virtual_pipeline_model_parallel_size", Out::None),
-        ("transformer_impl", "transformer_engine".into()),
-        ("use_distributed_optimizer", false.into()),
-        ("ckpt_format", "torch".into()),
-        ("consumed_train_samples", state.progress.consumed_samples.into()),
-        ("iteration", state.progress.step.into()),
-    ];
-    args.extend(shape(m));
-    args.extend(training(m));
-    args.extend(data(m));
-    args.into_iter()
-        .map(|(name, value)| (name.to_string(), value))
-        .collect()
+    let mut args = Arguments { settings: settings_json(m), list: Vec::new() };
+    args.put("padded_vocab_size", rows);
+    args.put("topology.tensor", tensor);
+    args.put("topology.pipeline", pipeline);
+    args.put("virtual_pipeline_model_parallel_size", Out::None);
+    args.put("transformer_impl", "transformer_engine");
+    args.put("topology.zero: 1", false);
+    args.put("ckpt_format", "torch");
+    args.put("consumed_train_samples", state.progress.consumed_samples);
+    args.put("iteration", state.progress.step);
+    shape(m, &mut args);
+    training(m, &mut args);
+    data(m, &mut args);
+    args.list
 }
 
 /// Arguments of the model.
-fn shape(m: &Manifest) -> Vec<Named> {
-    let (model, heads) = (&m.model, m.model.heads());
-    let norm = if model.norm == NormKind::Rms { "RMSNorm" } else { "LayerNorm" };
-    let mut args: Vec<Named> = vec![
-        ("num_layers", model.layers.into()),
-        ("hidden_size", model.hidden.into()),
-        ("num_attention_heads", heads.query.into()),
-        ("kv_channels", heads.dim.into()),
-        ("ffn_hidden_size", model.ffn_hidden.into()),
-        ("group_query_attention", (heads.kv != heads.query).into()),
-        ("num_query_groups", heads.kv.into()),
-        ("seq_length", model.seq_len.into()),
-        ("max_position_embeddings", model.context().into()),
-        ("vocab_size", model.vocab.into()),
-        ("make_vocab_size_divisible_by", model.vocab_multiple.into()),
-        ("swiglu", (model.ffn == Ffn::Swiglu).into()),
-        ("openai_gelu", false.into()),
-        ("bias_gelu_fusion", (model.gelu == base::Gelu::Tanh).into()),
-        ("normalization", norm.into()),
-        ("norm_epsilon", shortest(model.layernorm_eps).into()),
-        ("apply_layernorm_1p", false.into()),
-        ("add_bias_linear", (model.bias == Bias::All).into()),
-        ("add_qkv_bias", (model.bias == Bias::Qkv).into()),
-        ("qk_layernorm", model.qk_norm.into()),
-        ("untie_embeddings_and_output_weights", (!model.tied_head).into()),
-        ("init_method_std", shortest(model.init.std).into()),
-        ("hidden_dropout", shortest(model.dropout.residual).into()),
-        ("attention_dropout", shortest(model.dropout.attention).into()),
-    ];
+fn shape(m: &Manifest, args: &mut Arguments) {
+    let model = &m.model;
+    let heads = model.heads();
+    args.copy(&["model.layers", "model.hidden", "model.heads", "model.head_dim"]);
+    args.copy(&["model.ffn_hidden"]);
+    args.put("group_query_attention", heads.kv != heads.query);
+    args.copy(&["model.kv_heads", "model.seq_len"]);
+    args.put("model.positions", model.context());
+    args.copy(&["model.vocab", "model.vocab_multiple", "model.ffn: swiglu"]);
+    args.put("openai_gelu", false);
+    args.put("bias_gelu_fusion", model.gelu == base::Gelu::Tanh);
+    args.copy(&["model.norm", "model.layernorm_eps"]);
+    args.put("apply_layernorm_1p", false);
+    args.put("model.bias", model.bias == Bias::All);
+    args.copy(&["model.bias: qkv", "model.qk_norm", "model.tied_head", "model.init.std"]);
+    args.copy(&["model.dropout.residual", "model.dropout.attention"]);
     let Position::Rope(rope) = model.position else {
-        args.push(("position_embedding_type", "learned_absolute".into()));
-        return args;
+        args.put("model.position", "learned_absolute");
+        return;
     };
-    args.push(("position_embedding_type", "rope".into()));
-    args.push(("rotary_base", rope.theta.into()));
-    args.push(("rotary_percent", 1.0.into()));
-    args.push(("rotary_interleaved", false.into()));
-    if let Some(RopeScaling::Llama3(scaling)) = rope.scaling {
-        args.push(("use_rope_scaling", true.into()));
-        args.push(("rope_scaling_factor", scaling.factor.into()));
+    args.put("model.position", "rope");
+    args.copy(&["model.position.rope.theta"]);
+    args.put("rotary_percent", 1.0);
+    args.put("rotary_interleaved", false);
+    if rope.scaling.is_some() {
+        args.put("model.position.rope.scaling.llama3", true);
+        args.copy(&["model.position.rope.scaling.llama3.factor"]);
     }
-    args
 }
 
 /// Arguments of the batch, the optimizer, the rates and the precision.
-fn training(m: &Manifest) -> Vec<Named> {
+fn training(m: &Manifest, args: &mut Arguments) {
     let (style, samples) = decay(m);
     let dtype = match m.precision {
         Precision::Bf16 | Precision::Fp8 => Element::BF16,
         Precision::Fp16 => Element::F16,
         Precision::F32 | Precision::Tf32 => Element::F32,
     };
-    let mut args: Vec<Named> = vec![
-        ("micro_batch_size", m.batch.micro.into()),
-        ("global_batch_size", m.batch.global.into()),
-        ("train_samples", m.train.samples.into()),
-        ("train_iters", Out::None),
-        ("lr", m.lr.peak.into()),
-        ("min_lr", m.lr.min.into()),
-        ("lr_warmup_samples", m.lr.warmup_samples.into()),
-        ("lr_decay_style", style.into()),
-        ("lr_decay_samples", samples.into()),
-        ("optimizer", "adam".into()),
-        ("weight_decay", shortest(m.optimizer.weight_decay()).into()),
-        ("clip_grad", m.optimizer.clip().map_or(0.0, shortest).into()),
-        ("bf16", (dtype == Element::BF16).into()),
-        ("fp16", (dtype == Element::F16).into()),
-        ("params_dtype", Out::Dtype(dtype)),
-        ("seed", m.train.seed.into()),
-        ("save_interval", m.checkpoint.interval.into()),
-    ];
-    if let Optimizer::AdamW(rule) = &m.optimizer {
-        args.push(("adam_beta1", shortest(rule.beta1).into()));
-        args.push(("adam_beta2", shortest(rule.beta2).into()));
-        args.push(("adam_eps", shortest(rule.eps).into()));
-    }
+    args.copy(&["batch.micro", "batch.global", "train.samples"]);
+    args.put("train.steps", Out::None);
+    args.copy(&["lr.peak", "lr.min", "lr.warmup_samples"]);
+    args.put("lr.decay", style);
+    args.put("lr.decay.cosine.samples", samples);
+    args.put("optimizer", "adam");
+    args.put("optimizer.adamw.weight_decay", shortest(m.optimizer.weight_decay()));
+    args.put("optimizer.adamw.clip", m.optimizer.clip().map_or(0.0, shortest));
+    args.put("precision: bf16", dtype == Element::BF16);
+    args.put("precision: fp16", dtype == Element::F16);
+    args.put("precision", Out::Dtype(dtype));
+    args.copy(&["train.seed", "checkpoint.interval"]);
+    args.copy(&["optimizer.adamw.beta1", "optimizer.adamw.beta2", "optimizer.adamw.eps"]);
     if let Some(ramp) = &m.batch.ramp_up {
         let numbers = [ramp.start as u64, ramp.increment as u64, ramp.samples];
         let text = numbers.map(|number| Out::from(number.to_string().as_str()));
-        args.push(("rampup_batch_size", Out::List(text.to_vec())));
+        args.put("batch.ramp_up", Out::List(text.to_vec()));
     }
-    match m.loss_scale {
-        Some(LossScale { constant: Some(scale), .. }) => args.push(("loss_scale", scale.into())),
-        Some(LossScale { constant: None, initial, min, window, hysteresis }) => {
-            args.push(("initial_loss_scale", initial.into()));
-            args.push(("min_loss_scale", min.into()));
-            args.push(("loss_scale_window", window.into()));
-            args.push(("hysteresis", hysteresis.into()));
+    match m.loss_scale.map(|scale| scale.constant) {
+        Some(Some(constant)) => args.put("loss_scale", constant),
+        Some(None) => {
+            args.copy(&["loss_scale.initial", "loss_scale.min"]);
+            args.copy(&["loss_scale.window", "loss_scale.hysteresis"]);
         }
         None => {}
     }
-    args
 }
 
 /// Megatron's word for the decay, and the samples at its end.
@@ -185,7 +180,7 @@ fn decay(m: &Manifest) -> (&'static str, u64) {
 }
 
 /// Datasets with their weights, and the split.
-fn data(m: &Manifest) -> Vec<Named> {
+fn data(m: &Manifest, args: &mut Arguments) {
     let path = |prefix: &std::path::Path| prefix.display().to_string();
     let words: Vec<String> = match m.data.train.as_slice() {
         [one] => vec![path(&one.prefix)],
@@ -195,24 +190,24 @@ fn data(m: &Manifest) -> Vec<Named> {
             .collect(),
     };
     let words = words.iter().map(|word| Out::from(word.as_str())).collect();
-    let mut args = vec![("data_path", Out::List(words))];
+    args.put("data.train", Out::List(words));
     if let Some(Sequences::Split { weights, .. }) = m.data.train.first().map(|set| &set.part) {
-        args.push(("split", Out::from(weights.as_str())));
+        args.put("data.split", weights.as_str());
     }
-    args
 }
 
 /// The state of `OptimizerParamScheduler`, whose steps are samples.
 pub fn scheduler(m: &Manifest, state: &State) -> Out {
     let (style, samples) = decay(m);
     let decay = f64::from(m.optimizer.weight_decay());
+    let name = |key| Dialect::Schedule.name(key);
     Out::named([
-        ("max_lr", m.lr.peak.into()),
-        ("min_lr", m.lr.min.into()),
-        ("lr_warmup_steps", m.lr.warmup_samples.into()),
+        (name("lr.peak"), m.lr.peak.into()),
+        (name("lr.min"), m.lr.min.into()),
+        (name("lr.warmup_samples"), m.lr.warmup_samples.into()),
         ("num_steps", state.progress.consumed_samples.into()),
-        ("lr_decay_style", style.into()),
-        ("lr_decay_steps", samples.into()),
+        (name("lr.decay"), style.into()),
+        (name("lr.decay.cosine.samples"), samples.into()),
         ("start_wd", decay.into()),
         ("end_wd", decay.into()),
         ("wd_incr_style", "constant".into()),

@@ -11,6 +11,7 @@ use base::output::Existing;
 use checkpoint::atomic_folder::FolderKind;
 use checkpoint::{Checkpoint, atomic_folder};
 use engine::MASTER;
+use manifest::dialects::Dialect;
 use manifest::{Bias, DataRule, Ffn, Manifest, NormKind, Position};
 use model::{Layout, ModelShard, Param, TpSplit};
 use std::fs;
@@ -132,10 +133,11 @@ fn main(m: &Manifest, checkpoint: &Checkpoint) -> Out {
     let mut args = arguments(m, state, [1, 1], m.model.vocab);
     let alibi = matches!(m.model.position, Position::Alibi);
     let position = if alibi { "alibi" } else { "absolute" };
-    args.retain(|(name, _)| name != "position_embedding_type");
+    let name = |key| Dialect::Megatron.name(key);
+    args.retain(|(argument, _)| argument != name("model.position"));
     for (name, value) in [
-        ("position_embedding_type", Out::from(position)),
-        ("embed_layernorm", Out::from(m.model.embedding_layernorm)),
+        (name("model.position"), Out::from(position)),
+        (name("model.embedding_layernorm"), Out::from(m.model.embedding_layernorm)),
         ("apply_residual_connection_post_layernorm", Out::from(false)),
         ("deepspeed", Out::from(true)),
     ] {

@@ -41,7 +41,7 @@ impl Order {
     /// Those of all versions, with the bucket's size of the arguments, or its default.
     fn all(args: &Arguments) -> anyhow::Result<Vec<Order>> {
         let count = |name: &str| args.optional_count(name);
-        let data = count("data_parallel_size")?.unwrap_or(1) as usize;
+        let data = count("topology.data")?.unwrap_or(1) as usize;
         let size = count("ddp_bucket_size")?.map(|size| size as usize);
         let buckets = [size, Some(40_000_000.max(data.saturating_mul(1_000_000))), None];
         let mut orders = Vec::new();

@@ -59,18 +59,15 @@ pub fn files(dir: &Path) -> anyhow::Result<Vec<Vec<PathBuf>>> {
 
 /// The files are as many as the arguments say.
 pub fn grid(args: &Arguments, files: &[Vec<PathBuf>]) -> anyhow::Result<()> {
-    let size = |names: &[&str]| {
-        let value = names.iter().find_map(|name| args.get(name));
-        value.map_or(Ok(1), |value| value.count())
-    };
-    let tensor = size(&["tensor_model_parallel_size", "model_parallel_size"])?;
-    let pipeline = size(&["pipeline_model_parallel_size"])?;
+    let tensor = args.optional_count("topology.tensor")?.unwrap_or(1);
+    let pipeline = args.optional_count("topology.pipeline")?.unwrap_or(1);
     if [tensor, pipeline] == [files[0].len() as u64, files.len() as u64] {
         return Ok(());
     }
     Err(args.problem(format!(
-        "args has tensor_model_parallel_size {tensor} and pipeline_model_parallel_size {pipeline}, the \
-         folder {} × {} of mp_rank_TT_PPP",
+        "args has {} {tensor} and {} {pipeline}, the folder {} × {} of mp_rank_TT_PPP",
+        args.name("topology.tensor"),
+        args.name("topology.pipeline"),
         files[0].len(),
         files.len()
     )))
@@ -81,13 +78,13 @@ pub fn topology(
     args: &Arguments,
     [tensor, pipeline]: [usize; 2],
 ) -> anyhow::Result<()> {
-    settings.set("topology.tensor", tensor, "tensor_model_parallel_size");
-    settings.set("topology.pipeline", pipeline, "pipeline_model_parallel_size");
-    if let Some(data) = args.get("data_parallel_size") {
-        settings.set("topology.data", data.count()?, "data_parallel_size");
+    settings.set("topology.tensor", tensor, args.name("topology.tensor"));
+    settings.set("topology.pipeline", pipeline, args.name("topology.pipeline"));
+    if let Some(data) = args.optional_count("topology.data")? {
+        settings.set("topology.data", data, args.name("topology.data"));
     }
-    if args.get("recompute_granularity").is_some() || args.is_set("checkpoint_activations") {
-        settings.set("topology.recompute", "full", "recompute_granularity");
+    if let Some(name) = args.given("topology.recompute") {
+        settings.set("topology.recompute", "full", name);
     }
     Ok(())
 }

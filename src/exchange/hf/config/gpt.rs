@@ -1,15 +1,14 @@
 //! config.json of GPT-2 and BLOOM.
 
-use super::HfConfig;
 use super::family;
 use super::reader::Reader;
-use crate::shortest;
+use super::{HfConfig, copy};
 use base::Problems;
 use manifest::{Bias, Dropout, Family, Ffn, Gelu, Model, NormKind, Sizes};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 /// Family of the model, or the settings that the family's config.json cannot express.
-pub fn sayable(family: Family, model: &Model, place: &str) -> Result<Family, Problems> {
+pub fn check_expressible(family: Family, model: &Model, place: &str) -> Result<Family, Problems> {
     let mut problems = Problems::default();
     let mut needs = |wrong: bool, what: &str| {
         if wrong {
@@ -50,95 +49,64 @@ pub fn sayable(family: Family, model: &Model, place: &str) -> Result<Family, Pro
     problems.or(family)
 }
 
-/// Keys and values, without those of all families.
+/// Keys and values that not all families have.
 pub fn write(family: Family, m: &Model) -> Map<String, Value> {
-    let own = match family {
-        Family::Bloom => json!({
-            "hidden_size": m.hidden,
-            "seq_length": m.seq_len,
-            "apply_residual_connection_post_layernorm": false,
-            "hidden_dropout": shortest(m.dropout.residual),
-            "attention_dropout": shortest(m.dropout.attention),
-        }),
-        _ => json!({
-            "n_embd": m.hidden,
-            "n_inner": m.ffn_hidden,
-            "n_positions": m.context(),
-            "activation_function": if m.gelu == Gelu::Tanh { "gelu_new" } else { "gelu" },
-            "embd_pdrop": shortest(m.dropout.embedding),
-            "attn_pdrop": shortest(m.dropout.attention),
-            "resid_pdrop": shortest(m.dropout.residual),
-        }),
-    };
-    let both = json!({
-        "n_layer": m.layers,
-        "n_head": m.heads,
-        "layer_norm_epsilon": shortest(m.layernorm_eps),
-    });
-    let objects = [own, both]
-        .into_iter()
-        .filter_map(|part| part.as_object().cloned());
-    objects.flatten().collect()
+    let dialect = family::dialect(family);
+    let mut config = copy(
+        dialect,
+        m,
+        &[
+            "model.layers",
+            "model.hidden",
+            "model.heads",
+            "model.layernorm_eps",
+            "model.dropout.residual",
+            "model.dropout.attention",
+        ],
+    );
+    if family == Family::Bloom {
+        config.append(&mut copy(dialect, m, &["model.seq_len"]));
+        config.insert("apply_residual_connection_post_layernorm".into(), false.into());
+    } else {
+        let more = ["model.positions", "model.ffn_hidden", "model.gelu", "model.dropout.embedding"];
+        config.append(&mut copy(dialect, m, &more));
+    }
+    config
 }
 
 pub fn read(config: &mut Reader, family: Family) -> HfConfig {
     let bloom = family == Family::Bloom;
-    config.fixed(if bloom {
-        &[
-            ("apply_residual_connection_post_layernorm", Value::Bool(false)),
-            ("quantization_config", Value::Null),
-        ]
-    } else {
-        &[
-            ("scale_attn_weights", Value::Bool(true)),
-            ("scale_attn_by_inverse_layer_idx", Value::Bool(false)),
-            ("add_cross_attention", Value::Bool(false)),
-            ("quantization_config", Value::Null),
-        ]
-    });
-    let hidden = config.size(if bloom { "hidden_size" } else { "n_embd" });
-    let ffn = config.optional_size("n_inner").filter(|_| !bloom);
-    let gelu = match config.text("activation_function") {
-        None | Some("gelu_new" | "gelu_pytorch_tanh") => Gelu::Tanh,
-        Some("gelu") => Gelu::Exact,
-        Some(_) => {
-            config.wrong("activation_function", "gelu_new and gelu are known");
-            Gelu::Tanh
-        }
-    };
+    config.reject_other_models();
+    let hidden = config.size("model.hidden");
+    let gelu = config.choice("model.gelu").and_then(Gelu::by_name);
+    let length = if bloom { "model.seq_len" } else { "model.positions" };
     let sizes = Sizes {
-        layers: config.size("n_layer"),
+        layers: config.size("model.layers"),
         hidden,
-        heads: config.size("n_head"),
-        vocab: config.size("vocab_size"),
+        heads: config.size("model.heads"),
+        vocab: config.size("model.vocab"),
         seq_len: config
-            .optional_size(if bloom { "seq_length" } else { "n_positions" })
+            .optional_size(length)
             .unwrap_or(family::row(family).positions),
     };
     if !hidden.is_multiple_of(sizes.heads) {
-        config.wrong("n_head", &format!("must divide the width, {hidden}"));
+        config.wrong("model.heads", &format!("must divide the width, {hidden}"));
     }
     let mut rate = |key| config.number_in(key, 0.0, 0.999).unwrap_or(0.0) as f32;
-    let dropout = if bloom {
-        Dropout {
-            embedding: 0.0,
-            attention: rate("attention_dropout"),
-            residual: rate("hidden_dropout"),
-        }
-    } else {
-        Dropout {
-            embedding: rate("embd_pdrop"),
-            attention: rate("attn_pdrop"),
-            residual: rate("resid_pdrop"),
-        }
+    let dropout = Dropout {
+        embedding: rate("model.dropout.embedding"),
+        attention: rate("model.dropout.attention"),
+        residual: rate("model.dropout.residual"),
     };
     let plain = Model::with_defaults(family, sizes, 1);
     let model = Model {
         positions: (!bloom).then_some(sizes.seq_len),
-        ffn_hidden: ffn.unwrap_or(4 * hidden),
-        tied_head: config.flag("tie_word_embeddings").unwrap_or(true),
-        gelu,
-        layernorm_eps: match config.number_in("layer_norm_epsilon", 1e-12, 1.0) {
+        ffn_hidden: config
+            .optional_size("model.ffn_hidden")
+            .unwrap_or(4 * hidden),
+        tied_head: config.flag("model.tied_head").unwrap_or(true),
+        gelu: gelu.unwrap_or(Gelu::Tanh),
+        layernorm_eps: match config.number_in("model.layernorm_eps", 1e-12, 1.0) {
             None => plain.layernorm_eps,
             Some(eps) => eps as f32,
         },

@@ -7,10 +7,10 @@ mod rope;
 
 use super::family;
 use crate::foreign::detect;
-use crate::shortest;
 use anyhow::Context;
 use base::Problems;
-use manifest::{Family, Model};
+use manifest::dialects::{Dialect, ROWS};
+use manifest::{Family, Model, model_settings};
 use reader::Reader;
 use serde_json::{Map, Value, json};
 use std::fs;
@@ -23,7 +23,7 @@ pub struct HfConfig {
     pub family: Family,
     /// Shape and dropout, as in a manifest; initial weights and padding are a manifest's defaults.
     pub model: Model,
-    /// Longest sample for which the model was made: max_position_embeddings.
+    /// Longest sample for which the model was made.
     pub positions: usize,
     /// Unknown keys, which are ignored.
     pub unknown: Vec<String>,
@@ -47,16 +47,16 @@ pub fn read_config(folder: &Path) -> anyhow::Result<HfConfig> {
             return Err(Problems::one(place, format!("not a JSON object: {error}"), remedy).into());
         }
     };
-    let mut reader = Reader::new(&config, &place);
-    let kind = reader.text("model_type");
+    let mut reader = Reader::new(&config, &place, "", Dialect::Llama);
+    let kind = reader.text("model.family");
     let Some(family) = kind.and_then(Family::by_name) else {
-        let what = format!("model_type {}", kind.unwrap_or("is missing"));
+        let what = format!("{} {}", reader.name("model.family"), kind.unwrap_or("is missing"));
         let known: Vec<&str> = Family::ALL.iter().map(|family| family.name()).collect();
         let (last, others) = known.split_last().expect("families");
         let known = format!("{} and {last} are known", others.join(", "));
         return Err(Problems::one(place, what, known).into());
     };
-    reader.spellings = family::row(family).spellings;
+    reader.dialect = family::dialect(family);
     architecture(&mut reader, family);
     let read = if family.is_llama() {
         llama::read(&mut reader, family)
@@ -100,7 +100,7 @@ fn architecture(config: &mut Reader, family: Family) {
 pub fn target(model: &Model, place: &str) -> Result<Family, Problems> {
     let own = model.family;
     if !own.is_llama() {
-        return gpt::sayable(own, model, place);
+        return gpt::check_expressible(own, model, place);
     }
     let lacks = llama::lacks(own, model);
     let others = Family::ALL
@@ -118,6 +118,17 @@ pub fn target(model: &Model, place: &str) -> Result<Family, Problems> {
             "Hugging Face has no model of these parts: train one of its families'",
         )
     })
+}
+
+/// Keys and values of settings of the model.
+fn copy(dialect: Dialect, m: &Model, settings: &[&str]) -> Map<String, Value> {
+    let model = json!({ "model": model_settings(m) });
+    let written = settings
+        .iter()
+        .filter_map(|setting| dialect.written(setting, &model));
+    written
+        .map(|(name, value)| (name.to_string(), value))
+        .collect()
 }
 
 /// Ids of tokens, as in config.json and generation_config.json.
@@ -140,37 +151,30 @@ pub fn write_config(
     let mut config = carried.unwrap_or_default();
     let kept: Vec<String> = config.keys().cloned().collect();
     let ours = if family.is_llama() { llama::write(family, m) } else { gpt::write(family, m) };
-    let longest = config
-        .get("max_position_embeddings")
-        .and_then(Value::as_u64);
-    config.extend(ours);
-    if longest
-        > config
-            .get("max_position_embeddings")
-            .and_then(Value::as_u64)
-    {
-        config.insert("max_position_embeddings".to_string(), json!(longest));
+    let dialect = family::dialect(family);
+    if family.is_llama() {
+        let key = dialect.name("model.positions");
+        let longest = config.get(key).and_then(Value::as_u64);
+        config.extend(ours);
+        if longest > config.get(key).and_then(Value::as_u64) {
+            config.insert(key.to_string(), json!(longest));
+        }
+    } else {
+        config.extend(ours);
     }
-    let all = json!({
-        "architectures": [family::row(family).class],
-        "model_type": family.name(),
-        "vocab_size": m.vocab,
-        "initializer_range": shortest(m.init.std),
-        "tie_word_embeddings": m.tied_head,
-        "dtype": dtype,
-        // Its name before transformers 5.
-        "torch_dtype": dtype,
-    });
-    config.extend(all.as_object().expect("an object").clone());
+    config.append(&mut copy(dialect, m, &["model.vocab", "model.init.std", "model.tied_head"]));
+    config.insert("architectures".into(), json!([family::row(family).class]));
+    config.insert(dialect.name("model.family").into(), family.name().into());
+    // Its name since transformers 5, and before.
+    for key in dialect.names("precision") {
+        config.insert(key.into(), dtype.into());
+    }
     // An imported file may have the same setting under another name.
-    for row in family::row(family).spellings {
-        let value = config.get(row.key).cloned().unwrap_or_default();
-        for other in row
-            .others
-            .iter()
-            .filter(|other| kept.iter().any(|name| name == *other))
-        {
-            config.insert(other.to_string(), value.clone());
+    for row in ROWS {
+        let mut names = row.names(dialect);
+        let value = names.next().and_then(|name| config.get(name)).cloned();
+        for other in names.filter(|other| kept.iter().any(|name| name == other)) {
+            config.insert(other.to_string(), value.clone().unwrap_or_default());
         }
     }
     for (key, id) in [("bos_token_id", &tokens.bos), ("eos_token_id", &tokens.eos)] {

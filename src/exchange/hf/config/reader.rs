@@ -1,44 +1,54 @@
 //! Typed values of a config.json. A value of a wrong type is a mistake of the user, never a default.
 
-use super::family::Spelling;
 use base::Problems;
+use manifest::dialects::{Conversion, Dialect};
 use serde_json::{Map, Value};
 
-/// JSON object that is read key by key; all mistakes are collected.
+/// JSON object that is read key by key; all mistakes are collected. Methods take a setting of gptrain's
+/// (`model.layers`), or a key that has no setting.
 pub struct Reader<'a> {
     pub config: &'a Map<String, Value>,
     /// Path of the file.
     pub place: &'a str,
-    /// Prefix of a key in messages: "rope_parameters." in the object of this name.
+    /// Name of the object that has the keys, for messages; empty for the file itself.
     pub within: &'static str,
-    /// Other names of keys.
-    pub spellings: &'static [Spelling],
+    pub dialect: Dialect,
     pub problems: Problems,
 }
 
 impl<'a> Reader<'a> {
-    pub fn new(config: &'a Map<String, Value>, place: &'a str) -> Reader<'a> {
-        Reader { config, place, within: "", spellings: &[], problems: Problems::default() }
+    pub fn new(
+        config: &'a Map<String, Value>,
+        place: &'a str,
+        within: &'static str,
+        dialect: Dialect,
+    ) -> Reader<'a> {
+        Reader { config, place, within, dialect, problems: Problems::default() }
     }
 
     /// Value of a key; None if it is missing or null.
-    pub fn get(&self, key: &str) -> Option<&'a Value> {
+    pub fn get(&self, setting: &str) -> Option<&'a Value> {
         self.config
-            .get(self.spelled(key))
+            .get(self.name(setting))
             .filter(|value| !value.is_null())
     }
 
-    /// Name that the file has for a key: another spelling, if one has a value.
-    fn spelled<'k>(&self, key: &'k str) -> &'k str {
-        let row = self.spellings.iter().find(|row| row.key == key);
-        let other = row.and_then(|row| {
-            row.others.iter().find(|name| {
-                self.config
-                    .get(**name)
-                    .is_some_and(|value| !value.is_null())
-            })
-        });
-        other.copied().unwrap_or(key)
+    /// Whether the file has the key, though it may be null.
+    pub fn has(&self, setting: &str) -> bool {
+        self.config.contains_key(self.name(setting))
+    }
+
+    /// Name that the file has for a setting: another spelling, if one has a value, wins over the first.
+    pub fn name<'n>(&self, setting: &'n str) -> &'n str {
+        let names = self.dialect.names(setting);
+        let has_value = |name: &str| self.config.get(name).is_some_and(|value| !value.is_null());
+        names
+            .iter()
+            .skip(1)
+            .find(|name| has_value(name))
+            .or(names.first())
+            .copied()
+            .unwrap_or(setting)
     }
 
     /// Required whole number above 0.
@@ -103,26 +113,38 @@ impl<'a> Reader<'a> {
         text
     }
 
+    /// Our word of a choice, by the table of words; None if it is missing or wrong.
+    pub fn choice(&mut self, setting: &str) -> Option<&'static str> {
+        let text = self.text(setting)?;
+        let Some(Conversion::Choice(words)) = self.dialect.row(setting).map(|row| row.conversion)
+        else {
+            panic!("{setting} is not a choice");
+        };
+        if let Some((_, ours)) = words.iter().find(|(theirs, _)| *theirs == text) {
+            return Some(ours);
+        }
+        let known: Vec<&str> = words.iter().map(|(theirs, _)| *theirs).collect();
+        self.wrong(setting, &format!("only {} can be read", known.join(" and ")));
+        None
+    }
+
     /// Rejects values, if present, that would mean a model that gptrain does not have.
-    pub fn fixed(&mut self, table: &[(&str, Value)]) {
-        for (key, needed) in table {
-            let Some(value) = self.get(key) else { continue };
+    pub fn reject_other_models(&mut self) {
+        for (name, only, why) in self.dialect.fixed() {
+            let Some(value) = self.get(name) else { continue };
+            let needed = serde_json::from_str(only).unwrap_or(Value::from(only));
             let same = match (value.as_f64(), needed.as_f64()) {
                 (Some(a), Some(b)) => a == b,
-                _ => value == needed,
+                _ => *value == needed,
             };
             if !same {
-                let remedy = match needed {
-                    Value::Null => "gptrain has not that".to_string(),
-                    _ => format!("must be {needed}: gptrain computes nothing else here"),
-                };
-                self.wrong(key, &remedy);
+                self.wrong(name, &format!("must be {only}: {why}"));
             }
         }
     }
 
-    pub fn wrong(&mut self, key: &str, remedy: &str) {
-        let key = self.spelled(key);
+    pub fn wrong(&mut self, setting: &str, remedy: &str) {
+        let key = self.name(setting);
         let value = self.config.get(key).map_or("missing".to_string(), |value| {
             let text = value.to_string();
             match text.char_indices().nth(60) {
@@ -130,7 +152,8 @@ impl<'a> Reader<'a> {
                 Some((end, _)) => format!("{}…", &text[..end]),
             }
         });
-        let key = format!("{}{key}", self.within);
+        let key =
+            if self.within.is_empty() { key.into() } else { format!("{}.{key}", self.within) };
         self.problems
             .add(self.place, format!("{key} is {value}"), remedy);
     }

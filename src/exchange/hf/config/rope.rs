@@ -1,17 +1,23 @@
-//! RoPE in config.json: `rope_parameters` of transformers 5, `rope_theta` and `rope_scaling` of 4.
+//! RoPE in config.json: `rope_parameters` of transformers 5, two keys beside each other of 4.
 
 use super::reader::Reader;
+use manifest::dialects::Dialect;
 use manifest::{Linear, Llama3, Rope, RopeScaling, Yarn};
 use serde_json::{Map, Value, json};
+
+/// Setting of theta, whose key is in the file or in the table.
+const THETA_SETTING: &str = "model.position.rope.theta";
+
+/// Setting of the object before transformers 5.
+const SCALING: &str = "model.position.rope.scaling";
 
 /// Default theta of transformers.
 const THETA: f64 = 10_000.0;
 
 /// Keys of the table that are read, and those that are redundant for a kind.
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 13] = [
     "rope_type",
     "type",
-    "rope_theta",
     "factor",
     "low_freq_factor",
     "high_freq_factor",
@@ -21,7 +27,6 @@ const KEYS: [&str; 15] = [
     "attention_factor",
     "mscale",
     "mscale_all_dim",
-    "partial_rotary_factor",
     "truncate",
     "finetuned",
 ];
@@ -29,16 +34,16 @@ const KEYS: [&str; 15] = [
 /// Keys of YaRN's attention factor in DeepSeek's configurations.
 const MSCALES: [&str; 2] = ["mscale", "mscale_all_dim"];
 
-/// Reads RoPE. `positions` is max_position_embeddings, the default of YaRN's original length.
+/// Reads RoPE. `positions` is the longest sample, the default of YaRN's original length.
 pub fn read(config: &mut Reader, positions: usize) -> Rope {
-    let theta = config.number_in("rope_theta", 1.0, 1e12);
+    let theta = config.number_in(THETA_SETTING, 1.0, 1e12);
     let new = table(config, "rope_parameters");
-    let old = table(config, "rope_scaling");
+    let old = table(config, SCALING);
     let Some((name, map)) = new.or(old) else {
         return Rope { theta: theta.unwrap_or(THETA), scaling: None };
     };
-    let mut table = Reader { within: name, ..Reader::new(map, config.place) };
-    let inner = table.number_in("rope_theta", 1.0, 1e12);
+    let mut table = Reader::new(map, config.place, name, config.dialect);
+    let inner = table.number_in(THETA_SETTING, 1.0, 1e12);
     let scaling = scaling(&mut table, positions);
     if let (Some((_, new)), Some((_, old))) = (new, old) {
         contradictions(config, new, old);
@@ -46,17 +51,21 @@ pub fn read(config: &mut Reader, positions: usize) -> Rope {
     if let (Some(inner), Some(outer)) = (inner, theta)
         && inner != outer
     {
-        config.wrong("rope_theta", &format!("{name}rope_theta is {inner}: remove the wrong one"));
+        let theta = config.name(THETA_SETTING);
+        let remedy = format!("{name}.{theta} is {inner}: remove the wrong one");
+        config.wrong(THETA_SETTING, &remedy);
     }
     config.problems.list.extend(table.problems.list);
     Rope { theta: inner.or(theta).unwrap_or(THETA), scaling }
 }
 
-/// Object under one of the two keys, and the prefix of its keys in messages.
-fn table<'a>(config: &mut Reader<'a>, key: &str) -> Option<(&'static str, &'a Map<String, Value>)> {
-    let within = if key == "rope_scaling" { "rope_scaling." } else { "rope_parameters." };
+/// Object under one of the two keys, and the key's name.
+fn table<'a>(
+    config: &mut Reader<'a>,
+    key: &'static str,
+) -> Option<(&'static str, &'a Map<String, Value>)> {
     match config.get(key)? {
-        Value::Object(map) => Some((within, map)),
+        Value::Object(map) => Some((config.name(key), map)),
         _ => {
             config.wrong(key, "an object or null is needed");
             None
@@ -73,7 +82,7 @@ fn contradictions(config: &mut Reader, new: &Map<String, Value>, old: &Map<Strin
             .is_some_and(|value| number(value) != old.get(*key).and_then(number))
     });
     if kind(new) != kind(old) || other.is_some() {
-        config.wrong("rope_scaling", "rope_parameters says something else: remove the wrong one");
+        config.wrong(SCALING, "rope_parameters says something else: remove the wrong one");
     }
 }
 
@@ -82,19 +91,22 @@ fn scaling(table: &mut Reader, positions: usize) -> Option<RopeScaling> {
         .text("rope_type")
         .or_else(|| table.text("type"))
         .unwrap_or("default");
-    table.fixed(&[("partial_rotary_factor", json!(1.0))]);
+    table.reject_other_models();
     if kind != "yarn" {
-        table.fixed(&[("truncate", json!(true))]);
+        if table.flag("truncate") == Some(false) {
+            table.wrong("truncate", "it belongs to rope_type yarn: remove it");
+        }
         for key in MSCALES {
             if table.get(key).is_some() {
                 table.wrong(key, "it belongs to rope_type yarn: remove it");
             }
         }
     }
-    let unknown = table
-        .config
-        .keys()
-        .find(|key| !KEYS.contains(&key.as_str()));
+    let unknown = table.config.keys().find(|key| {
+        !KEYS.contains(&key.as_str())
+            && *key != table.name(THETA_SETTING)
+            && !table.dialect.fixed().any(|(name, ..)| name == *key)
+    });
     if let Some(key) = unknown.filter(|key| table.get(key).is_some()) {
         table.wrong(key, "gptrain does not know this of RoPE");
     }
@@ -184,13 +196,14 @@ pub fn write(rope: &Rope, config: &mut Map<String, Value>) {
         }
     };
     let old = if rope.scaling.is_some() { table.clone() } else { Value::Null };
-    table["rope_theta"] = json!(rope.theta);
-    config.insert("rope_scaling".to_string(), old);
-    config.insert("rope_theta".to_string(), json!(rope.theta));
+    let theta = Dialect::Llama.name(THETA_SETTING);
+    table[theta] = json!(rope.theta);
+    config.insert(Dialect::Llama.name(SCALING).to_string(), old);
+    config.insert(theta.to_string(), json!(rope.theta));
     config.insert("rope_parameters".to_string(), table);
 }
 
-/// Value of max_position_embeddings for a model of `seq_len`: with YaRN the original length times the
+/// Longest sample that config.json names for a model of `seq_len`: with YaRN the original length times the
 /// factor, because transformers 4 computes the factor from it.
 pub fn positions(rope: &Rope, seq_len: usize) -> usize {
     match rope.scaling {

@@ -1,0 +1,356 @@
+//! The rows: settings in the order of a manifest, then what needs no setting, then what gptrain does
+//! not have.
+
+use super::Conversion::{Choice, Count, Custom, Flag, Number, Opposite};
+use super::{Conversion, Meaning, Row};
+
+const fn converted(key: &'static str, conversion: Conversion) -> Row {
+    Row::new(Meaning::Setting { key, value: None }, conversion)
+}
+
+const fn count(key: &'static str) -> Row {
+    converted(key, Count)
+}
+
+const fn number(key: &'static str) -> Row {
+    converted(key, Number)
+}
+
+const fn flag(key: &'static str) -> Row {
+    converted(key, Flag)
+}
+
+const fn choice(key: &'static str, words: &'static [(&'static str, &'static str)]) -> Row {
+    converted(key, Choice(words))
+}
+
+/// A setting whose names are not converted one for one.
+const fn key(key: &'static str) -> Row {
+    converted(key, Custom)
+}
+
+/// A flag, which sets the key to a value.
+const fn value(key: &'static str, value: &'static str) -> Row {
+    Row::new(Meaning::Setting { key, value: Some(value) }, Flag)
+}
+
+const fn unneeded(why: &'static str) -> Row {
+    Row::new(Meaning::Unneeded(why), Custom)
+}
+
+const fn lacking(why: &'static str) -> Row {
+    Row::new(Meaning::Lacking(why), Custom)
+}
+
+const fn only(value: &'static str, why: &'static str) -> Row {
+    Row::new(Meaning::Only { value, why }, Custom)
+}
+
+/// Unit of rows whose names count steps.
+pub const SAMPLES: &str = "steps × batch.global";
+
+#[rustfmt::skip]
+pub const ROWS: &[Row] = &[
+    key("name").megatron("wandb_exp_name").hf("run_name").nanogpt("wandb_run_name")
+        .titan("job.description"),
+    key("model.family").config("model_type").litgpt("model_name").titan("model.name"),
+    count("model.layers").megatron("num_layers").llama("num_hidden_layers")
+        .gpt2("n_layer num_hidden_layers").bloom("n_layer num_hidden_layers").nanogpt("n_layer")
+        .litgpt("model_config.n_layer").titan("model.flavor; a named size").llmc("; `-e d12`")
+        .short("n_layers layers depth"),
+    count("model.hidden").megatron("hidden_size").llama("hidden_size").gpt2("n_embd hidden_size")
+        .bloom("hidden_size n_embed").nanogpt("n_embd").litgpt("model_config.n_embd").llmc("; `-e d12`")
+        .short("d_model hidden dim width"),
+    count("model.heads").megatron("num_attention_heads").llama("num_attention_heads")
+        .gpt2("n_head num_attention_heads").bloom("n_head num_attention_heads").nanogpt("n_head")
+        .litgpt("model_config.n_head").titan("n_heads; of the flavor").olmo("model.block.*.n_heads")
+        .llmc("; `-e d12`").short("n_heads num_heads heads"),
+    count("model.kv_heads").megatron("num_query_groups").llama("num_key_value_heads")
+        .litgpt("model_config.n_query_groups").short("n_kv_heads group_query_attention"),
+    count("model.head_dim").megatron("kv_channels").llama("head_dim").litgpt("model_config.head_size"),
+    count("model.ffn_hidden").megatron("ffn_hidden_size").llama("intermediate_size").gpt2("n_inner")
+        .litgpt("model_config.intermediate_size"),
+    value("model.ffn", "swiglu").megatron("swiglu"),
+    choice("model.ffn", &[("silu", "swiglu")]).llama("hidden_act"),
+    key("model.ffn").litgpt("model_config.mlp_class_name").short("activation"),
+    choice("model.gelu", &[("gelu_new", "tanh"), ("gelu_pytorch_tanh", "tanh"), ("gelu", "exact")])
+        .gpt2("activation_function"),
+    key("model.gelu").megatron("bias_gelu_fusion openai_gelu; both: `tanh`"),
+    count("model.vocab").megatron("vocab_size").config("vocab_size").litgpt("model_config.vocab_size"),
+    count("model.vocab_multiple").megatron("make_vocab_size_divisible_by")
+        .litgpt("model_config.padding_multiple"),
+    key("model.vocab_multiple").megatron("padded_vocab_size pad_vocab_size_to")
+        .litgpt("model_config.padded_vocab_size").unit("a divisor of the padded rows"),
+    count("model.seq_len").megatron("seq_length encoder_seq_length").bloom("seq_length")
+        .hf("block_size max_seq_length; of `run_clm.py`").nanogpt("block_size")
+        .litgpt("train.max_seq_length model_config.block_size").titan("training.seq_len")
+        .olmo("train_module.max_sequence_length dataset.sequence_length").llmc("-t")
+        .short("sequence_length context_length ctx_len"),
+    count("model.positions").megatron("max_position_embeddings").llama("max_position_embeddings")
+        .gpt2("n_positions max_position_embeddings").llmc("; 1,024"),
+    key("model.position").megatron("position_embedding_type"),
+    number("model.position.rope.theta").megatron("rotary_base").llama("rope_theta")
+        .litgpt("model_config.rope_base")
+        .titan("rope_theta; of the flavor, whose rope_scaling is model.position.rope.scaling")
+        .olmo("model.block.*.rope.theta"),
+    key("model.position.rope.scaling").llama("rope_scaling").litgpt("model_config.rope_adjustments")
+        .olmo("model.block.*.rope.scaling"),
+    key("model.position.rope.scaling.llama3").megatron("use_rope_scaling"),
+    number("model.position.rope.scaling.llama3.factor").megatron("rope_scaling_factor"),
+    count("model.window").megatron("window_size").llama("sliding_window")
+        .litgpt("model_config.sliding_window_size").olmo("model.block.*.sliding_window"),
+    key("model.pattern").llama("layer_types").olmo("model.block_pattern"),
+    choice("model.norm", &[("RMSNorm", "rms"), ("LayerNorm", "layer")]).megatron("normalization"),
+    key("model.norm").litgpt("model_config.norm_class_name"),
+    number("model.layernorm_eps").megatron("norm_epsilon layernorm_epsilon").llama("rms_norm_eps")
+        .gpt2("layer_norm_epsilon").bloom("layer_norm_epsilon").litgpt("model_config.norm_eps")
+        .titan("norm_eps; of the flavor").olmo("model.block.layer_norm.eps"),
+    flag("model.qk_norm").megatron("qk_layernorm").litgpt("model_config.norm_qk")
+        .olmo("model.block.*.qk_norm"),
+    flag("model.embedding_layernorm").megatron("embed_layernorm"),
+    value("model.bias", "qkv").megatron("add_qkv_bias"),
+    value("model.bias", "attention").llama("attention_bias"),
+    value("model.bias", "all").llama("mlp_bias"),
+    key("model.bias").megatron("add_bias_linear disable_bias_linear").nanogpt("bias")
+        .litgpt("model_config.bias"),
+    converted("model.tied_head", Opposite).megatron("untie_embeddings_and_output_weights; the opposite"),
+    flag("model.tied_head").config("tie_word_embeddings").litgpt("train.tie_embeddings")
+        .llmc("; always tied"),
+    number("model.logit_softcap").hf("final_logit_softcapping")
+        .litgpt("model_config.final_logit_softcapping"),
+    key("model.dropout").nanogpt("dropout"),
+    number("model.dropout.residual").megatron("hidden_dropout; also `embedding`").gpt2("resid_pdrop")
+        .bloom("hidden_dropout"),
+    number("model.dropout.attention").megatron("attention_dropout").llama("attention_dropout")
+        .gpt2("attn_pdrop").bloom("attention_dropout"),
+    number("model.dropout.embedding").gpt2("embd_pdrop"),
+    number("model.init.std").megatron("init_method_std").config("initializer_range"),
+    value("precision", "bf16").megatron("bf16").hf("bf16 bf16.enabled").short("bfloat16"),
+    value("precision", "fp16").megatron("fp16").hf("fp16 fp16.enabled").short("float16"),
+    value("precision", "tf32").hf("tf32").llmc("-f"),
+    value("precision", "fp8").megatron("fp8_format fp8").titan("float8.enable_float8_linear"),
+    key("precision").megatron("params_dtype").config("dtype torch_dtype").nanogpt("dtype")
+        .litgpt("precision").titan("training.mixed_precision_param").llmc("; built in (`PRECISION`)"),
+    choice("precision", &[("float32", "f32"), ("float16", "fp16"), ("bfloat16", "bf16")])
+        .olmo("train_module.dp_config.param_dtype train_module.autocast_precision"),
+    number("loss_scale").megatron("loss_scale").hf("fp16.loss_scale"),
+    number("loss_scale.initial").megatron("initial_loss_scale"),
+    key("loss_scale.initial").hf("initial_scale_power; as a power of 2"),
+    number("loss_scale.min").megatron("min_loss_scale").hf("fp16.min_loss_scale"),
+    count("loss_scale.window").megatron("loss_scale_window").hf("fp16.loss_scale_window"),
+    count("loss_scale.hysteresis").megatron("hysteresis").hf("fp16.hysteresis"),
+    key("data.train").megatron("data_path train_data_path").hf("train_dataset").nanogpt("dataset")
+        .litgpt("data").titan("training.dataset_path training.dataset").llmc("-i")
+        .short("train_data path data_dir train_file"),
+    key("data.split").megatron("split").hf("train_test_split validation_split_percentage"),
+    key("data.valid").megatron("valid_data_path").hf("eval_dataset")
+        .titan("validation.dataset_path validation.dataset").llmc("-j")
+        .short("val_data valid_data validation_file"),
+    key("data.tokenizer").megatron("tokenizer_model vocab_file merge_file tokenizer_type tokenizer_name_or_path")
+        .hf("tokenizer_name").litgpt("tokenizer_dir").titan("model.tokenizer_path model.hf_assets_path"),
+    count("data.seed").hf("data_seed").olmo("data_loader.seed"),
+    key("data.cache").megatron("data_cache_path"),
+    flag("data.eod.mask_loss").megatron("eod_mask_loss"),
+    flag("data.eod.reset_positions").megatron("reset_position_ids"),
+    flag("data.eod.reset_attention").megatron("reset_attention_mask"),
+    key("data.inter_document_masking").short("dataloader_inter_document_masking"),
+    count("batch.micro").megatron("micro_batch_size")
+        .hf("per_device_train_batch_size train_micro_batch_size_per_gpu").nanogpt("batch_size")
+        .litgpt("train.micro_batch_size").titan("training.local_batch_size")
+        .olmo("train_module.rank_microbatch_size; in tokens").llmc("-b"),
+    count("batch.global").megatron("global_batch_size").hf("train_batch_size")
+        .litgpt("train.global_batch_size").titan("training.global_batch_size")
+        .olmo("data_loader.global_batch_size; in tokens").llmc("-d; in tokens"),
+    key("batch.global").hf("gradient_accumulation_steps").nanogpt("gradient_accumulation_steps")
+        .unit("batch.micro × accumulation × topology.data"),
+    key("batch.ramp_up").megatron("rampup_batch_size"),
+    number("lr.peak").megatron("lr").schedule("max_lr start_lr").hf("learning_rate optimizer.params.lr").nanogpt("learning_rate")
+        .litgpt("optimizer.init_args.lr").titan("optimizer.lr").llmc("-l").short("max_lr peak_lr"),
+    number("lr.min").megatron("min_lr").schedule("min_lr").hf("min_lr; in `lr_scheduler_kwargs`, with `cosine_with_min_lr`")
+        .nanogpt("min_lr").litgpt("train.min_lr")
+        .titan("lr_scheduler.min_lr_factor lr_scheduler.lr_min; as a fraction")
+        .olmo("train_module.scheduler.alpha_f; as a fraction").llmc("-q; as a fraction"),
+    count("lr.warmup_samples").megatron("lr_warmup_samples")
+        .schedule("lr_warmup_steps warmup_steps warmup_iter"),
+    key("lr.warmup_samples").megatron("lr_warmup_iters lr_warmup_fraction").hf("warmup_steps warmup_ratio")
+        .nanogpt("warmup_iters").litgpt("train.lr_warmup_steps train.lr_warmup_fraction")
+        .titan("lr_scheduler.warmup_steps")
+        .olmo("train_module.scheduler.warmup train_module.scheduler.warmup_steps").llmc("-u").short("warmup")
+        .unit(SAMPLES),
+    key("lr.decay").megatron("lr_decay_style").schedule("lr_decay_style decay_style")
+        .olmo("train_module.scheduler").hf("lr_scheduler_type").nanogpt("decay_lr")
+        .titan("lr_scheduler.decay_type").llmc("-k"),
+    count("lr.decay.cosine.samples").megatron("lr_decay_samples")
+        .schedule("lr_decay_steps decay_steps end_iter"),
+    count("lr.decay.cosine.tokens").megatron("lr_decay_tokens"),
+    key("lr.decay.cosine.samples").megatron("lr_decay_iters").nanogpt("lr_decay_iters")
+        .olmo("train_module.scheduler.t_max").unit(SAMPLES),
+    key("lr.decay.wsd.decay_samples").megatron("lr_wsd_decay_samples"),
+    key("lr.decay.wsd.decay_samples").megatron("lr_wsd_decay_iters")
+        .titan("lr_scheduler.decay_ratio; as a fraction").unit(SAMPLES),
+    value("lr.counted", "before").megatron("; its rate of a step: updates come first"),
+    key("optimizer").megatron("optimizer").hf("optim").litgpt("optimizer").titan("optimizer.name"),
+    number("optimizer.adamw.beta1").megatron("adam_beta1").hf("adam_beta1 optimizer.params.betas")
+        .nanogpt("beta1").litgpt("optimizer.init_args.betas; the first").titan("optimizer.beta1")
+        .llmc("; 0.9").short("betas"),
+    number("optimizer.adamw.beta2").megatron("adam_beta2").hf("adam_beta2").nanogpt("beta2")
+        .litgpt("; the second of `betas`").titan("optimizer.beta2").llmc("; 0.95"),
+    number("optimizer.adamw.eps").megatron("adam_eps").hf("adam_epsilon optimizer.params.eps")
+        .titan("optimizer.eps"),
+    number("optimizer.adamw.weight_decay").megatron("weight_decay")
+        .hf("weight_decay optimizer.params.weight_decay").nanogpt("weight_decay")
+        .litgpt("optimizer.init_args.weight_decay").titan("optimizer.weight_decay").llmc("-c"),
+    number("optimizer.adamw.clip").megatron("clip_grad").hf("max_grad_norm gradient_clipping")
+        .nanogpt("grad_clip").litgpt("train.max_norm").titan("training.max_norm")
+        .olmo("train_module.max_grad_norm").llmc("; 1.0"),
+    count("topology.tensor").megatron("tensor_model_parallel_size model_parallel_size")
+        .titan("parallelism.tensor_parallel_degree").short("tp tp_size"),
+    count("topology.pipeline").megatron("pipeline_model_parallel_size")
+        .titan("parallelism.pipeline_parallel_degree").short("pp pp_size"),
+    count("topology.data").megatron("data_parallel_size; the remaining ranks").hf("; the number of processes")
+        .nanogpt("; the number of processes").litgpt("; `devices` × `num_nodes`")
+        .llmc("; the number of processes")
+        .titan("parallelism.data_parallel_replicate_degree parallelism.data_parallel_shard_degree; sharded: \
+                `zero: 3`")
+        .short("dp dp_size"),
+    key("topology.sequence_parallel").megatron("sequence_parallel"),
+    value("topology.zero", "1").megatron("use_distributed_optimizer"),
+    value("topology.zero", "3").megatron("use_megatron_fsdp use_torch_fsdp2 use_custom_fsdp").hf("fsdp"),
+    key("topology.zero").hf("zero_optimization.stage").llmc("-z; 0 or 1").short("zero_stage zero"),
+    key("topology.schedule").titan("parallelism.pipeline_parallel_schedule"),
+    key("topology.chunks")
+        .megatron("num_layers_per_virtual_pipeline_stage num_virtual_stages_per_pipeline_rank")
+        .unit("layers per stage / layers per chunk, with topology.schedule: interleaved"),
+    key("topology.layer_split").titan("parallelism.pipeline_parallel_split_points")
+        .megatron("decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers"),
+    key("topology.overlap_p2p").megatron("overlap_p2p_communication"),
+    key("topology.recompute").megatron("recompute_granularity recompute_activations checkpoint_activations")
+        .hf("gradient_checkpointing").titan("activation_checkpoint.mode").llmc("-r; 0 to 2")
+        .short("activation_checkpointing"),
+    key("topology.offload.what").megatron("optimizer_cpu_offload").hf("zero_optimization.offload_optimizer")
+        .titan("training.enable_cpu_offload"),
+    key("comm.timeout_s").megatron("distributed_timeout_minutes; in minutes").hf("ddp_timeout")
+        .titan("comm.train_timeout_seconds"),
+    count("checkpoint.interval").megatron("save_interval").hf("save_steps").litgpt("train.save_interval")
+        .titan("checkpoint.interval").llmc("-n"),
+    key("checkpoint.keep_last").hf("save_total_limit").titan("checkpoint.keep_latest_k").llmc("-nk"),
+    key("checkpoint.keep_every").megatron("save_retain_interval").llmc("-nm"),
+    key("checkpoint.in_flight").megatron("async_save").titan("checkpoint.async_mode"),
+    key("log.folder").megatron("save tensorboard_dir").hf("output_dir logging_dir").nanogpt("out_dir")
+        .litgpt("out_dir").titan("job.dump_folder checkpoint.folder").llmc("-o"),
+    key("log.interval").megatron("log_interval").hf("logging_steps").nanogpt("log_interval")
+        .litgpt("train.log_interval").titan("metrics.log_freq"),
+    key("log.tensorboard").titan("metrics.enable_tensorboard"),
+    count("train.steps").megatron("train_iters").olmo("trainer.max_duration").hf("max_steps").nanogpt("max_iters")
+        .litgpt("train.max_steps").titan("training.steps").llmc("-x")
+        .short("iterations num_steps total_steps"),
+    count("train.samples").megatron("train_samples"),
+    key("train.samples").hf("num_train_epochs").litgpt("train.epochs").short("epochs")
+        .unit("epochs × samples of the dataset"),
+    key("train.tokens").megatron("train_tokens").litgpt("train.max_tokens"),
+    count("train.eval_interval").megatron("eval_interval").hf("eval_steps").nanogpt("eval_interval")
+        .litgpt("eval.interval").titan("validation.freq").llmc("-v"),
+    key("train.eval_samples").megatron("eval_iters").hf("max_eval_samples").nanogpt("eval_iters")
+        .litgpt("eval.max_iters").titan("validation.steps").llmc("-m").unit("batches × batch.global"),
+    count("train.seed").megatron("seed").hf("seed").litgpt("seed").titan("training.seed").olmo("init_seed"),
+    number("train.z_loss").olmo("train_module.z_loss_multiplier"),
+    key("train.device").nanogpt("device"),
+
+    unneeded("the same command resumes; `gptrain import` starts from another model or trainer")
+        .megatron("load finetune no_load_optim no_load_rng use_checkpoint_args override_opt_param_scheduler \
+                   override_lr_scheduler use_checkpoint_lr_scheduler")
+        .hf("resume_from_checkpoint overwrite_output_dir model_name_or_path").nanogpt("init_from")
+        .litgpt("resume initial_checkpoint_dir")
+        .titan("checkpoint.initial_load_path checkpoint.enable_checkpoint").llmc("-y"),
+    unneeded("`gptrain wandb RUN` and `gptrain mlflow RUN` send a run's metrics")
+        .megatron("wandb_project wandb_save_dir").hf("report_to").nanogpt("wandb_log wandb_project")
+        .litgpt("logger_name log.project").titan("metrics.enable_wandb"),
+    unneeded("the number of ranks is tensor × pipeline × data of `topology`; a launcher starts them, or \
+              `run` itself")
+        .megatron("world_size local_rank rank").hf("local_rank").litgpt("devices num_nodes")
+        .short("gpus num_gpus nnodes nproc_per_node nodes world ngpu"),
+    unneeded("NCCL between GPUs, TCP between CPUs: `comm.gpu_transport`").megatron("distributed_backend")
+        .hf("ddp_backend").nanogpt("backend"),
+    unneeded("the binary contains its kernels, fused where they can be").hf("torch_compile")
+        .nanogpt("compile").titan("compile.enable training.compile")
+        .megatron("transformer_impl use_mcore_models use_legacy_models bias_dropout_fusion \
+                   masked_softmax_fusion no_bias_dropout_fusion no_masked_softmax_fusion no_rope_fusion \
+                   gradient_accumulation_fusion"),
+    unneeded("attention keeps no matrix of scores").megatron("use_flash_attn attention_backend")
+        .hf("attn_implementation"),
+    unneeded("communication runs beside computation whenever it can")
+        .megatron("overlap_grad_reduce overlap_param_gather tp_comm_overlap ddp_bucket_size \
+                   align_param_gather no_async_tensor_model_parallel_allreduce")
+        .hf("zero_optimization.overlap_comm ddp_bucket_cap_mb")
+        .titan("parallelism.enable_async_tensor_parallel"),
+    unneeded("`topology.recompute` applies to every layer")
+        .megatron("recompute_method recompute_num_layers recompute_modules checkpoint_num_layers \
+                   distribute_saved_activations")
+        .titan("activation_checkpoint.selective_ac_option"),
+    unneeded("a thread of each rank reads ahead").megatron("num_workers valid_num_workers dataloader_type")
+        .hf("dataloader_num_workers").titan("training.gc_freq"),
+    unneeded("a run saves and ends before its Slurm job does (`slurm.on_end`), and on SIGTERM; `--minutes` \
+              sets a length")
+        .megatron("exit_duration_in_mins exit_interval exit_signal_handler kill_switch_path")
+        .litgpt("train.max_time"),
+    unneeded("`train.eval_interval`, `checkpoint.interval` and `log.interval` say when; 0 is never for an \
+              evaluation")
+        .hf("eval_strategy evaluation_strategy save_strategy logging_strategy do_train do_eval")
+        .litgpt("eval.initial_validation eval.final_validation").titan("validation.enable"),
+    unneeded("`gptrain eval RUN` scores a checkpoint").nanogpt("eval_only").megatron("skip_train"),
+    unneeded("every checkpoint is kept, unless `checkpoint.keep_last` is set")
+        .nanogpt("always_save_checkpoint").hf("load_best_model_at_end")
+        .titan("checkpoint.last_save_model_only"),
+    unneeded("`gptrain run --trace` writes the spans of steps")
+        .megatron("profile timing_log_level use_pytorch_profiler")
+        .titan("profiling.enable_profiling profiling.profile_freq"),
+    unneeded("each log line and metrics.jsonl have it")
+        .megatron("log_throughput log_params_norm log_num_zeros_in_grad log_timers_to_tensorboard \
+                   log_validation_ppl_to_tensorboard log_memory_to_tensorboard"),
+    unneeded("a checkpoint has the place in the run")
+        .megatron("iteration curr_iteration consumed_train_tokens consumed_valid_samples"),
+    unneeded("a manifest has all settings").megatron("deepspeed deepspeed_config deepscale deepscale_config"),
+    unneeded("`--log-level`, or GPTRAIN_LOG").megatron("log_level log_level_replica").hf("log_level"),
+    unneeded("messages and metrics are in `log.folder`").megatron("log_path codecarbon_dir"),
+    unneeded("samples are cut from a stream of tokens").hf("group_by_length remove_unused_columns"),
+    unneeded("`gptrain export` writes a folder; `hf upload` sends it").hf("push_to_hub hub_model_id"),
+    unneeded("text becomes tokens before a run: `gptrain data build`")
+        .hf("preprocessing_num_workers streaming").litgpt("data.num_workers"),
+
+    lacking("gptrain has no mixture of experts")
+        .megatron("expert_model_parallel_size moe_router_topk moe_grouped_gemm \
+                   moe_ffn_hidden_size")
+        .hf("num_local_experts num_experts_per_tok").litgpt("model_config.n_expert")
+        .titan("parallelism.expert_parallel_degree"),
+    lacking("a sample is not divided among ranks; topology.sequence_parallel divides activations among the \
+             tensor ranks")
+        .megatron("context_parallel_size").titan("parallelism.context_parallel_degree").short("cp"),
+    lacking("gptrain trains all weights").hf("peft_config lora_r").short("lora lora_rank"),
+    lacking("gptrain trains without label smoothing").hf("label_smoothing_factor"),
+    only("1", "gptrain has no mixture of experts").megatron("num_experts"),
+    only("null", "gptrain has no mixture of experts").olmo("model.block.feed_forward_moe"),
+    only("false", "gptrain's residual comes before the norm")
+        .megatron("apply_residual_connection_post_layernorm")
+        .bloom("apply_residual_connection_post_layernorm"),
+    only("default", "gptrain's norms come before attention and feed-forward").olmo("model.block.name"),
+    only("default", "only the default transformer is read").olmo("model.name"),
+    only("null", "blocks that differ are not read here").olmo("model.block_overrides"),
+    only("null", "gptrain's Llama has no norm of the embedding").olmo("model.embedding_norm"),
+    only("null", "gptrain's Llama does not scale the embedding").olmo("model.embed_scale"),
+    only("null", "gptrain's dropout is elsewhere in the block").olmo("model.block.dropout"),
+    only("null", "gptrain does not scale residuals")
+        .olmo("model.block.attention_residual_alpha model.block.feed_forward_residual_alpha"),
+    only("null", "gptrain does not clip queries, keys and values").olmo("model.block.*.clip_qkv"),
+    only("null", "gptrain's attention has no gate").olmo("model.block.*.gate"),
+    only("true", "gptrain divides scores by the root of the head's width").gpt2("scale_attn_weights"),
+    only("false", "gptrain scales the scores of all layers alike").gpt2("scale_attn_by_inverse_layer_idx"),
+    only("false", "gptrain has no cross-attention").gpt2("add_cross_attention"),
+    only("null", "gptrain reads weights that are not quantised").config("quantization_config"),
+    only("1.0", "gptrain rotates all columns of a head").llama("partial_rotary_factor"),
+    only("false", "gptrain rotates the halves of a head").llama("rope_interleaved"),
+    only("false", "this gated layer is not one of gptrain's").megatron("glu_activation"),
+    only("false", "this activation is not one of gptrain's").megatron("squared_relu quick_geglu"),
+    only("false", "the moments are bitsandbytes' 8-bit ones").megatron("use_bnb_optimizer"),
+    only("false", "this attention is not one of gptrain's").megatron("multi_latent_attention"),
+    only("false", "gptrain predicts one token at a time").megatron("mtp_num_layers"),
+];

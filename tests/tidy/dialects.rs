@@ -1,0 +1,99 @@
+//! Other programs' names of settings are written in one place, the table of `manifest::dialects`.
+
+use crate::source::files;
+use gptrain::manifest::dialects::{Dialect, Meaning, ROWS};
+use std::collections::BTreeSet;
+
+/// Dialects that imports and exports read and write.
+const DIALECTS: [Dialect; 7] = [
+    Dialect::Megatron,
+    Dialect::Schedule,
+    Dialect::Llama,
+    Dialect::Gpt2,
+    Dialect::Bloom,
+    Dialect::Torchtitan,
+    Dialect::OlmoCore,
+];
+
+/// Names that are also ordinary words of gptrain's code.
+const OWN_WORDS: &[&str] = &[
+    "data_seed",
+    "dump_folder",
+    "learning_rate",
+    "local_rank",
+    "log_level",
+    "max_norm",
+    "model_type",
+    "n_heads",
+    "save_interval",
+    "train_samples",
+];
+
+/// Names that another file needs, and the reason.
+const EXCEPTIONS: &[(&str, &str, &str)] = &[
+    (
+        "foreign/topology.rs",
+        "decoder_first_pipeline_num_layers",
+        "the first of two for one setting",
+    ),
+    ("foreign/topology.rs", "decoder_last_pipeline_num_layers", "the second of two"),
+    ("foreign/export/arguments.rs", "bias_gelu_fusion", "one of two flags for one setting"),
+    ("foreign/export/arguments.rs", "openai_gelu", "the other one"),
+    ("foreign/export/arguments.rs", "padded_vocab_size", "follows from the files"),
+    ("foreign/mod.rs", "padded_vocab_size", "the rows of the files, by their name"),
+    ("foreign/deepspeed/universal.rs", "padded_vocab_size", "compared with the files"),
+    ("foreign/export/arguments.rs", "transformer_impl", "fits the names of the written tensors"),
+    ("foreign/export/universal.rs", "apply_residual_connection_post_layernorm", "always false"),
+    ("hf/config/gpt.rs", "apply_residual_connection_post_layernorm", "always false"),
+    ("foreign/export/universal.rs", "clip_grad", "a key of DeepSpeed's optimizer, too"),
+    ("foreign/megatron/buffers.rs", "ddp_bucket_size", "the order of a buffer"),
+];
+
+#[test]
+fn names_of_other_programs_are_written_in_one_table() {
+    let own: BTreeSet<&str> = ROWS
+        .iter()
+        .filter_map(|row| match row.meaning {
+            Meaning::Setting { key, .. } => Some(key),
+            _ => None,
+        })
+        .flat_map(|key| key.split('.'))
+        .chain(OWN_WORDS.iter().copied())
+        .collect();
+    let mut names = BTreeSet::new();
+    for row in ROWS {
+        for name in DIALECTS.iter().flat_map(|dialect| row.names(*dialect)) {
+            let word = name.rsplit('.').next().unwrap_or(name);
+            // Words without an underscore are too common to be searched for.
+            if word.contains('_') && !own.contains(word) {
+                names.insert(word);
+            }
+        }
+    }
+    assert!(names.len() > 150 && names.contains("num_layers"), "{names:?}");
+    let mut used = BTreeSet::new();
+    let mut found = Vec::new();
+    for (path, text) in files("src", "rs") {
+        let path = path.display().to_string();
+        if path.starts_with("src/manifest/dialects/") {
+            continue;
+        }
+        let words: BTreeSet<&str> = text
+            .split(|c: char| !c.is_alphanumeric() && c != '_')
+            .filter(|word| names.contains(word))
+            .collect();
+        for word in words {
+            let exception = EXCEPTIONS
+                .iter()
+                .position(|(file, name, _)| path.ends_with(file) && *name == word);
+            match exception {
+                Some(number) => {
+                    used.insert(number);
+                }
+                None => found.push(format!("{path}: {word}")),
+            }
+        }
+    }
+    assert!(found.is_empty(), "names of `manifest::dialects` written again:\n{}", found.join("\n"));
+    assert_eq!(used.len(), EXCEPTIONS.len(), "an exception is not needed any more");
+}
