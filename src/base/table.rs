@@ -416,7 +416,8 @@ mod tests {
     #[test]
     fn a_row_that_is_too_wide_takes_several_lines() {
         let (_, text) = table(14);
-        let lines = "run      loss\n    steps\na       12.35\n       40\n  --set x=1\nlonger   3.00\n        –\n";
+        let lines = "run      loss\n    steps\na       12.35\n       40\n  --set x=1\n\
+                     longer   3.00\n        –\n";
         assert_eq!(text, lines);
         assert!(text.lines().all(|line| columns(line) <= 14));
     }

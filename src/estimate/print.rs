@@ -206,9 +206,9 @@ fn rates(v: &View, out: &mut Printout) {
         v.setup.global as f64 / v.seconds
     ));
     out.line(format!(
-        "  TFLOP/s per device: {hardware:.2} executed, {model:.2} that the model needs (improved formula),\n  \
-         {simple:.2} by 8 or 6 FLOPs per parameter (simple formula); HFU {:.1} %, MFU {:.1} % of {peak} dense;\n  \
-         attention counted as if not causal",
+        "  TFLOP/s per device: {hardware:.2} executed, {model:.2} that the model needs (improved \
+         formula),\n  {simple:.2} by 8 or 6 FLOPs per parameter (simple formula); HFU {:.1} %, MFU \
+         {:.1} % of {peak} dense;\n  attention counted as if not causal",
         100.0 * hardware / peak,
         100.0 * model / peak
     ));

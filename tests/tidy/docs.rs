@@ -118,7 +118,7 @@ fn the_readme_names_every_floor() {
     }
 }
 
-/// Quotations begin with `// FILE`; between parts of one file stands `// …`.
+/// A quotation begins with `// FILE`; `// …` separates parts of one file.
 #[test]
 fn every_quotation_is_in_the_source() {
     let trimmed = |text: &str| text.lines().map(str::trim).collect::<Vec<_>>().join("\n");

@@ -146,7 +146,8 @@ pub const ROWS: &[Row] = &[
     key("data.valid").megatron("valid_data_path").hf("eval_dataset")
         .titan("validation.dataset_path validation.dataset").llmc("-j")
         .short("val_data valid_data validation_file"),
-    key("data.tokenizer").megatron("tokenizer_model vocab_file merge_file tokenizer_type tokenizer_name_or_path")
+    key("data.tokenizer")
+        .megatron("tokenizer_model vocab_file merge_file tokenizer_type tokenizer_name_or_path")
         .hf("tokenizer_name").litgpt("tokenizer_dir").titan("model.tokenizer_path model.hf_assets_path"),
     count("data.seed").hf("data_seed").olmo("data_loader.seed"),
     key("data.cache").megatron("data_cache_path"),
@@ -164,9 +165,11 @@ pub const ROWS: &[Row] = &[
     key("batch.global").hf("gradient_accumulation_steps").nanogpt("gradient_accumulation_steps")
         .unit("batch.micro × accumulation × topology.data"),
     key("batch.ramp_up").megatron("rampup_batch_size"),
-    number("lr.peak").megatron("lr").schedule("max_lr start_lr").hf("learning_rate optimizer.params.lr").nanogpt("learning_rate")
+    number("lr.peak").megatron("lr").schedule("max_lr start_lr").hf("learning_rate optimizer.params.lr")
+        .nanogpt("learning_rate")
         .litgpt("optimizer.init_args.lr").titan("optimizer.lr").llmc("-l").short("max_lr peak_lr"),
-    number("lr.min").megatron("min_lr").schedule("min_lr").hf("min_lr; in `lr_scheduler_kwargs`, with `cosine_with_min_lr`")
+    number("lr.min").megatron("min_lr").schedule("min_lr")
+        .hf("min_lr; in `lr_scheduler_kwargs`, with `cosine_with_min_lr`")
         .nanogpt("min_lr").litgpt("train.min_lr")
         .titan("lr_scheduler.min_lr_factor lr_scheduler.lr_min; as a fraction")
         .olmo("train_module.scheduler.alpha_f; as a fraction").llmc("-q; as a fraction"),
@@ -241,7 +244,8 @@ pub const ROWS: &[Row] = &[
     key("log.interval").megatron("log_interval").hf("logging_steps").nanogpt("log_interval")
         .litgpt("train.log_interval").titan("metrics.log_freq"),
     key("log.tensorboard").titan("metrics.enable_tensorboard"),
-    count("train.steps").megatron("train_iters").olmo("trainer.max_duration").hf("max_steps").nanogpt("max_iters")
+    count("train.steps").megatron("train_iters").olmo("trainer.max_duration").hf("max_steps")
+        .nanogpt("max_iters")
         .litgpt("train.max_steps").titan("training.steps").llmc("-x")
         .short("iterations num_steps total_steps"),
     count("train.samples").megatron("train_samples"),

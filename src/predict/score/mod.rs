@@ -50,7 +50,7 @@ pub struct Unseen<'a> {
     pub after: Vec<(usize, Vec<Scored<'a>>)>,
 }
 
-/// How many of a source's own rows are added before its rest is scored again (`Unseen::after`).
+/// Numbers of a source's own rows that are added before the rest is scored again (`Unseen::after`).
 const MEASURED: [usize; 2] = [5, 20];
 
 /// Predicts every source from all others.
