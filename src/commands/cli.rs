@@ -261,9 +261,35 @@ fn parse() -> Result<(Cli, ArgMatches), base::Problems> {
             .collect();
         let mut parser = parser();
         parser.build();
-        unknown::explain(&error, &parser, &words)
-            .unwrap_or_else(|| completions::remove_long_lists(error.format(&mut parser)).exit())
+        unknown::explain(&error, &parser, &words).unwrap_or_else(|| {
+            exit_with(&completions::remove_long_lists(error.format(&mut parser)))
+        })
     })
+}
+
+/// Prints the help, the version or the parser's error, and ends the process.
+fn exit_with(error: &clap::Error) -> ! {
+    let is_terminal = if error.use_stderr() {
+        std::io::stderr().is_terminal()
+    } else {
+        std::io::stdout().is_terminal()
+    };
+    let text = error.render();
+    let text = if is_terminal && are_colours_wanted() {
+        text.ansi().to_string()
+    } else {
+        text.to_string()
+    };
+    if error.use_stderr() {
+        base::warn!("{}", text.trim_end());
+    } else {
+        base::say!("{}", text.trim_end());
+    }
+    std::process::exit(error.exit_code())
+}
+
+fn are_colours_wanted() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty())
 }
 
 /// Address space that every command needs beside the program: stacks of threads, buffers.
@@ -284,8 +310,7 @@ fn check_memory() -> Option<String> {
 
 /// Colours an error's lines on a terminal, unless NO_COLOR is set: mistakes red, remedies cyan.
 fn colour_lines(lines: &str) -> String {
-    let wanted = std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
-    if !(wanted && std::io::stderr().is_terminal()) {
+    if !(are_colours_wanted() && std::io::stderr().is_terminal()) {
         return lines.to_string();
     }
     let colour = |line: &str| if line.starts_with("    →") { 36 } else { 31 };

@@ -342,7 +342,7 @@ fn bytes_are_a_tokenizer_for_samples_and_scores() {
         .unwrap();
     lab.run(&["train.steps=2", "model.vocab=257"]).well();
     lab.gptrain(&["sample", "runs/a", "--tokens", "3"])
-        .expect(2, &["--tokenizer", "or bytes"]);
+        .expect(2, &["--tokenizer", "or --tokenizer bytes"]);
     lab.gptrain(&["sample", "runs/a", "--tokens", "3", "--tokenizer", "bytes"])
         .well();
     let score = ["eval", "runs/a", "--data", "text.txt", "--tokenizer", "bytes"];

@@ -19,6 +19,7 @@ fn on_terminal(lab: &Lab, columns: usize, args: &[&str]) -> Option<String> {
         .current_dir(lab.path("."));
     command
         .env("TERM", "xterm")
+        .env("NO_COLOR", "1")
         .env("GPTRAIN_CACHE", lab.path("cache"));
     match command.output() {
         Err(_) => {
@@ -58,11 +59,11 @@ fn loading_replaying_and_comparing_have_a_bar() {
 fn lines_and_tables_fit_a_terminal_of_60_columns() {
     let lab = Lab::new();
     let bloom = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests/tr11-176b-bloom.yaml");
+    let widest = |text: &str| text.lines().map(|line| line.chars().count()).max();
     for program in ["gptrain", "megatron-deepspeed"] {
         let bloom = bloom.to_str().unwrap();
         let args = ["estimate", bloom, "--hardware", "h100-80g", "--as", program];
         let piped = lab.gptrain(&args).out;
-        let widest = |text: &str| text.lines().map(|line| line.chars().count()).max();
         assert!(widest(&piped) > Some(60), "{piped}");
         let Some(shown) = on_terminal(&lab, 60, &args) else { return };
         assert!(widest(&shown) <= Some(60), "{shown}");
@@ -72,5 +73,9 @@ fn lines_and_tables_fit_a_terminal_of_60_columns() {
                 .collect::<Vec<_>>()
         };
         assert_eq!(words(&shown), words(&piped), "{shown}");
+    }
+    for args in [["run", "--help"], ["help", "estimate"]] {
+        let Some(shown) = on_terminal(&lab, 60, &args) else { return };
+        assert!(widest(&shown) <= Some(60) && shown.contains("Options:"), "{shown}");
     }
 }

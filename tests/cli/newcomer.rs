@@ -224,7 +224,7 @@ fn the_newest_dump_of_a_run_is_diagnosed() {
     }
     let done = lab.gptrain(&["diagnose", "runs/a"]);
     done.well();
-    let says = ["of new", "there is also runs/a/failures/old"];
+    let says = ["of new", "older dump: runs/a/failures/old"];
     assert!(says.iter().all(|says| done.out.contains(says)), "{}", done.out);
 }
 

@@ -62,8 +62,8 @@ const SPLIT: &str = "95,5,0";
 const SHORTEST: usize = 16;
 /// Size below which sequences are short.
 const SMALL: u64 = 20_000_000;
-/// Size from which checkpoints have gigabytes, and the fewest steps between two of them then.
-const GIGABYTES: u64 = 100_000_000;
+/// Size from which a checkpoint has a gigabyte, and the fewest steps between two of them then.
+const GIGABYTE: u64 = 80_000_000;
 const FEWEST_STEPS: u64 = 25;
 /// Size from which a model is planned for GPUs.
 const LARGE: u64 = 1_000_000_000;
@@ -225,7 +225,7 @@ impl New {
         };
         let peak = choose_peak(params);
         let tenth = (steps / 10).clamp(1, 1000);
-        let save_interval = if params < GIGABYTES { tenth } else { tenth.max(FEWEST_STEPS) };
+        let save_interval = if params < GIGABYTE { tenth } else { tenth.max(FEWEST_STEPS) };
         let evaluation = if facts.holds_out() {
             format!("  eval_interval: {tenth}\n  eval_samples: {}\n", batch.max(64))
         } else {
