@@ -429,9 +429,9 @@ struct SkipAbove {
     const float* norm;
     // Set to NaN if the loss or the norm is above its limit.
     float* factor;
-    // Status of LossScaleStep; 3 skipped here
+    // Status of `LossScaleStep`; 3 if this op skips the step.
     float* status;
-    // Counts of LossScaleStep
+    // Counts of `LossScaleStep`.
     int64_t* counts;
     float max_loss;
     float max_norm;

@@ -101,7 +101,7 @@ fn a_new_manifest_fits_data_tokenizer_and_wish() {
                 "  interval: 25 # steps",
             ][..],
         ),
-        ("1e6", &["hidden: 128", "seq_len: 256", "4 times the training data", "interval: 5 #"]),
+        ("1e6", &["hidden: 128", "seq_len: 256", "4 times the training data", "interval: 179 #"]),
     ] {
         let args = ["manifest", "new", "--data", austen, "--params", params];
         let done = lab.gptrain(&args);

@@ -72,7 +72,7 @@ fn hangs(limit: Duration) {
     assert!(line.contains("rank 1 (") && line.contains("TP0 PP0 DP1"), "{line}");
     // Its gradients' group, or that of the host's words among the same ranks: which waits first is
     // a matter of when the GPU stood still.
-    assert!(line.contains(" never entered ") && line.contains("data; last event"), "{line}");
+    assert!(line.contains(" never entered ") && line.contains("grad_sum; last event"), "{line}");
     assert!(line.contains("last event: computing step "), "{line}");
 }
 
