@@ -3,7 +3,7 @@
 use super::Problems;
 use rustix::fs::OFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, ReadDir};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
@@ -22,6 +22,15 @@ pub fn is_there(path: &Path) -> Result<(), Problems> {
         }
         _ => Ok(()),
     }
+}
+
+/// Names in a listed folder; one that is not UTF-8 is left out.
+pub fn names(entries: ReadDir) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in entries {
+        names.extend(entry?.file_name().into_string().ok());
+    }
+    Ok(names)
 }
 
 /// Opens a regular file. Fails for a pipe or a device, because reading it might not end.

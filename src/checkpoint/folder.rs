@@ -248,11 +248,5 @@ fn names(checkpoints: &Path) -> anyhow::Result<Vec<String>> {
         },
         listed => listed.with_context(failed)?,
     };
-    let names: anyhow::Result<Vec<_>> = entries
-        .map(|entry| Ok(entry.with_context(failed)?.file_name()))
-        .collect();
-    Ok(names?
-        .into_iter()
-        .filter_map(|name| name.into_string().ok())
-        .collect())
+    input::names(entries).with_context(failed)
 }

@@ -269,27 +269,23 @@ fn parse() -> Result<(Cli, ArgMatches), base::Problems> {
 
 /// Prints the help, the version or the parser's error, and ends the process.
 fn exit_with(error: &clap::Error) -> ! {
-    let is_terminal = if error.use_stderr() {
-        std::io::stderr().is_terminal()
-    } else {
-        std::io::stdout().is_terminal()
-    };
     let text = error.render();
-    let text = if is_terminal && are_colours_wanted() {
-        text.ansi().to_string()
-    } else {
-        text.to_string()
+    let coloured = |stream: &dyn IsTerminal| {
+        if has_colours(stream) { text.ansi().to_string() } else { text.to_string() }
     };
     if error.use_stderr() {
-        base::warn!("{}", text.trim_end());
+        base::warn!("{}", coloured(&std::io::stderr()).trim_end());
     } else {
-        base::say!("{}", text.trim_end());
+        base::say!("{}", coloured(&std::io::stdout()).trim_end());
     }
     std::process::exit(error.exit_code())
 }
 
-fn are_colours_wanted() -> bool {
-    std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty())
+/// Whether a stream is a terminal with colours, and NO_COLOR is not set.
+fn has_colours(stream: &dyn IsTerminal) -> bool {
+    stream.is_terminal()
+        && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty())
+        && std::env::var_os("TERM").is_some_and(|term| term != "dumb")
 }
 
 /// Address space that every command needs beside the program: stacks of threads, buffers.
@@ -308,9 +304,9 @@ fn check_memory() -> Option<String> {
     })
 }
 
-/// Colours an error's lines on a terminal, unless NO_COLOR is set: mistakes red, remedies cyan.
+/// Colours an error's lines where standard error has colours: mistakes red, remedies cyan.
 fn colour_lines(lines: &str) -> String {
-    if !(are_colours_wanted() && std::io::stderr().is_terminal()) {
+    if !has_colours(&std::io::stderr()) {
         return lines.to_string();
     }
     let colour = |line: &str| if line.starts_with("    →") { 36 } else { 31 };

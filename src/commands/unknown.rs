@@ -4,7 +4,7 @@ use base::Problems;
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use manifest::Suggestion;
-use manifest::dialects::Meaning;
+use manifest::dialects::{self, Meaning};
 
 /// Other names of options: the command, the names, and the option, which takes the value that was given,
 /// or a remedy.
@@ -85,10 +85,7 @@ pub fn explain(error: &clap::Error, root: &Command, words: &[String]) -> Option<
 
 /// Remedy for another program's name of an option.
 fn find_option(command: &Command, name: &str, words: &[String]) -> Option<String> {
-    let plain = name
-        .trim_start_matches('-')
-        .replace('-', "_")
-        .to_lowercase();
+    let plain = dialects::plain(name);
     let (_, _, option) = OPTIONS.iter().find(|(of, names, _)| {
         *of == command.get_name() && names.split(' ').any(|other| other == plain)
     })?;

@@ -60,6 +60,7 @@ train: {steps: 1}
             "--set batch.micro=48",
         ];
         assert!(says.iter().all(|words| refused.contains(words)), "{refused}");
+        assert!(check_micro_batch(&gpu, &manifest(&["batch.micro=48"])).is_ok(), "the remedy");
         assert!(check_micro_batch(&gpu, &manifest(&["batch.micro=64", "batch.global=64"])).is_ok());
         assert!(check_micro_batch(&gpu, &manifest(&["topology.tensor=2"])).is_ok(), "16 heads");
         assert!(check_micro_batch(&Dry::default(), &manifest(&[])).is_ok(), "a CPU");

@@ -22,7 +22,7 @@ mod source;
 mod testing;
 mod words;
 
-use source::{code, files};
+use source::{code, files, floors};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -34,19 +34,7 @@ const UNSAFE: &[&str] = &["src/device/", "src/comm/", "src/data/indexed/map.rs"]
 /// of their names, ground floor first.
 #[test]
 fn floors_name_only_floors_below() {
-    let workspace = fs::read_to_string("Cargo.toml").unwrap();
-    let members = workspace
-        .split("members = [")
-        .nth(1)
-        .unwrap()
-        .split(']')
-        .next()
-        .unwrap();
-    let floors: Vec<&str> = members.split('"').skip(1).step_by(2).collect();
-    let floors: Vec<&str> = floors
-        .iter()
-        .map(|path| path.strip_prefix("src/").unwrap())
-        .collect();
+    let floors = floors();
     assert!(floors.len() > 10, "{floors:?}");
     for (at, floor) in floors.iter().enumerate() {
         let manifest = fs::read_to_string(format!("src/{floor}/Cargo.toml")).unwrap();

@@ -23,6 +23,15 @@ pub fn files(folder: &str, ext: &str) -> Vec<(PathBuf, String)> {
     files
 }
 
+/// Names of the crates below `src`, ground floor first.
+pub fn floors() -> Vec<String> {
+    let workspace = fs::read_to_string("Cargo.toml").unwrap();
+    let list = workspace.split("members = [").nth(1).unwrap();
+    let members = list.split(']').next().unwrap();
+    let floor = |member: &str| member.strip_prefix("src/").unwrap().to_string();
+    members.split('"').skip(1).step_by(2).map(floor).collect()
+}
+
 /// A file's code: comments, strings and character literals are blanked, lines stay where they are.
 pub fn code(text: &str) -> String {
     let mut code = String::with_capacity(text.len());

@@ -2,13 +2,13 @@
 
 use super::super::disk::Disk;
 use super::super::folder;
-use super::super::index::{self, Index, Shard};
+use super::super::index::{self, Index};
 use super::super::save;
 use super::digest_range::{self, DigestRange, VerifiedReader};
-use super::{AT_ONCE, Place};
+use super::{Place, for_each_shard};
 use anyhow::{Context, Result};
+use base::Problems;
 use base::progress::{Progress, Unit};
-use base::{Problems, in_order};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -91,41 +91,25 @@ impl Place {
     ) -> Result<()> {
         let total = index.shards.iter().map(|shard| shard.bytes).sum();
         let progress = Progress::new("fetching", total, Unit::Bytes);
-        let jobs = index.shards.iter().zip(ranges);
-        in_order(
-            AT_ONCE,
-            AT_ONCE,
-            jobs,
-            || (),
-            |(): &mut (), (shard, ranges): (&Shard, &Vec<DigestRange>)| {
-                let path = temporary.join(&shard.file);
-                let file = disk.create(&path)?;
-                self.read_verified(&Place::file(step, shard), ranges, &mut |at, bytes| {
-                    progress.add(bytes.len() as u64);
-                    disk.write_at(&path, &file, bytes, at)
-                })?;
-                disk.sync(&path, &file)
-            },
-            |done: Result<()>| done,
-        )
+        for_each_shard(index, ranges, |shard, ranges| {
+            let path = temporary.join(&shard.file);
+            let file = disk.create(&path)?;
+            self.read_verified(&Place::file(step, shard), ranges, &mut |at, bytes| {
+                progress.add(bytes.len() as u64);
+                disk.write_at(&path, &file, bytes, at)
+            })?;
+            disk.sync(&path, &file)
+        })
     }
 }
 
 /// Whether every byte of a checkpoint on this machine matches its index.
 fn is_whole(folder: &Path, index: &Index, ranges: &[Vec<DigestRange>]) -> bool {
-    let jobs = index.shards.iter().zip(ranges);
-    in_order(
-        AT_ONCE,
-        AT_ONCE,
-        jobs,
-        || (),
-        |(): &mut (), (shard, ranges): (&Shard, &Vec<DigestRange>)| {
-            let mut file = VerifiedReader::open(&folder.join(&shard.file), shard.bytes, ranges)?;
-            while !file.next(AT_A_TIME)?.is_empty() {}
-            Ok(())
-        },
-        |done: Result<()>| done,
-    )
+    for_each_shard(index, ranges, |shard, ranges| {
+        let mut file = VerifiedReader::open(&folder.join(&shard.file), shard.bytes, ranges)?;
+        while !file.next(AT_A_TIME)?.is_empty() {}
+        Ok(())
+    })
     .is_ok()
 }
 

@@ -26,9 +26,10 @@ pub use send::{CopyResult, SentFiles};
 
 use super::disk::Disk;
 use super::folder::{self, Keep};
-use super::index;
+use super::index::{self, Index, Shard};
 use anyhow::{Context, Result, bail};
-use base::Problems;
+use base::{Problems, in_order};
+use digest_range::DigestRange;
 use manifest::place::PlaceUrl;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -50,6 +51,22 @@ pub struct Place {
     url: String,
     step: Option<u64>,
     store: Box<dyn Store>,
+}
+
+/// Calls `job` with every shard and its ranges, several concurrently. Returns the first error.
+fn for_each_shard(
+    index: &Index,
+    ranges: &[Vec<DigestRange>],
+    job: impl Fn(&Shard, &[DigestRange]) -> Result<()> + Sync,
+) -> Result<()> {
+    in_order(
+        AT_ONCE,
+        AT_ONCE,
+        index.shards.iter().zip(ranges),
+        || (),
+        |(): &mut (), (shard, ranges): (&Shard, &Vec<DigestRange>)| job(shard, ranges),
+        |done: Result<()>| done,
+    )
 }
 
 /// Flag that makes pending requests to a place fail soon.

@@ -3,9 +3,8 @@
 use super::super::folder;
 use super::super::index::{Index, Shard};
 use super::digest_range::{self, DigestRange, VerifiedReader};
-use super::{AT_ONCE, Place, index_of};
+use super::{Place, for_each_shard, index_of};
 use anyhow::{Context, Result, bail, ensure};
-use base::in_order;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::fs;
@@ -42,32 +41,24 @@ impl Place {
         self.store.begin(step)?;
         let temporary = self.store.upload_folder(step);
         let ranges = digest_range::list_ranges(&index)?;
-        let jobs = index.shards.iter().zip(&ranges);
-        in_order(
-            AT_ONCE,
-            AT_ONCE,
-            jobs,
-            || (),
-            |(): &mut (), (shard, ranges): (&Shard, &Vec<DigestRange>)| {
-                let to = format!("{temporary}/{}", shard.file);
-                if sent.0.lock().contains(&to) || self.holds(&to, shard.bytes, ranges)? {
-                    sent.0.lock().insert(to);
-                    return Ok(());
-                }
-                let path = from.join(&shard.file);
-                let mut source = VerifiedReader::open(&path, shard.bytes, ranges)?;
-                let proven = self.store.write(&to, shard.bytes, &mut |bytes| {
-                    ensure!(go_on(), "the copy was interrupted");
-                    source.next(bytes)
-                })?;
-                if !proven {
-                    self.verify(&to, ranges)?;
-                }
+        for_each_shard(&index, &ranges, |shard, ranges| {
+            let to = format!("{temporary}/{}", shard.file);
+            if sent.0.lock().contains(&to) || self.holds(&to, shard.bytes, ranges)? {
                 sent.0.lock().insert(to);
-                Ok(())
-            },
-            |done: Result<()>| done,
-        )?;
+                return Ok(());
+            }
+            let path = from.join(&shard.file);
+            let mut source = VerifiedReader::open(&path, shard.bytes, ranges)?;
+            let proven = self.store.write(&to, shard.bytes, &mut |bytes| {
+                ensure!(go_on(), "the copy was interrupted");
+                source.next(bytes)
+            })?;
+            if !proven {
+                self.verify(&to, ranges)?;
+            }
+            sent.0.lock().insert(to);
+            Ok(())
+        })?;
         ensure!(go_on(), "the copy was interrupted");
         self.lists(&temporary, &index.shards)
             .inspect_err(|_| sent.0.lock().clear())?;

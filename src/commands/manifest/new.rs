@@ -62,8 +62,9 @@ const SPLIT: &str = "95,5,0";
 const SHORTEST: usize = 16;
 /// Size below which sequences are short.
 const SMALL: u64 = 20_000_000;
-/// Size from which a checkpoint has a gigabyte, and the fewest steps between two of them then.
+/// Size from which a checkpoint has a gigabyte.
 const GIGABYTE: u64 = 80_000_000;
+/// Minimum number of steps between two checkpoints of a gigabyte or more.
 const FEWEST_STEPS: u64 = 25;
 /// Size from which a model is planned for GPUs.
 const LARGE: u64 = 1_000_000_000;

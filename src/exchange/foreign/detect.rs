@@ -144,11 +144,5 @@ fn newest(from: &Path, names: &[String]) -> anyhow::Result<Option<PathBuf>> {
 pub fn list_names(from: &Path) -> anyhow::Result<Vec<String>> {
     let failed = || format!("cannot list {}", from.display());
     let entries = fs::read_dir(from).map_err(|error| WrongInput::reading(error, failed()))?;
-    let names: anyhow::Result<Vec<_>> = entries
-        .map(|entry| Ok(entry.with_context(failed)?.file_name()))
-        .collect();
-    Ok(names?
-        .into_iter()
-        .filter_map(|name| name.into_string().ok())
-        .collect())
+    input::names(entries).with_context(failed)
 }

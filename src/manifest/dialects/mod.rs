@@ -255,7 +255,7 @@ pub fn find(name: &str) -> Option<&'static Row> {
 }
 
 /// `--Global-Batch-Size` as names are compared.
-pub(super) fn plain(name: &str) -> String {
+pub fn plain(name: &str) -> String {
     name.trim_start_matches('-')
         .replace('-', "_")
         .to_lowercase()

@@ -204,15 +204,10 @@ impl Metadata {
             let numel = volume(own);
             let values = file.floats(tensor, before * numel..(before + 1) * numel)?;
             if flat {
-                let share = entry.share(shape, lead);
-                chunk.unfold(
-                    &share.ok_or_else(|| {
-                        value.problem(format!("{name} is not in pieces of {shape:?}"))
-                    })?,
-                    lead,
-                    &values,
-                    each,
-                );
+                let Some(share) = entry.share(shape, lead) else {
+                    return Err(value.problem(format!("{name} is not in pieces of {shape:?}")));
+                };
+                chunk.unfold(&share, lead, &values, each);
             } else {
                 each(matrix(&chunk.offsets[lead..], 0), matrix(own, 1), &values);
             }
