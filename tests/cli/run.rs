@@ -156,7 +156,8 @@ fn a_loss_that_is_not_finite_names_step_and_tensor() {
 #[test]
 fn a_second_run_in_the_same_folder_is_refused() {
     let lab = Lab::new();
-    let mut first = lab.start(&["train.steps=20000"]);
+    // It saves nothing: the run after it is not asked for fewer steps than were saved.
+    let mut first = lab.start(&["train.steps=20000", "checkpoint.interval=20000"]);
     lab.wait_for_steps("runs/a", 1);
     let second = lab.run(&[]);
     first.kill().unwrap();
