@@ -19,7 +19,7 @@ use super::step_parts::StepParts;
 use super::stragglers::Stragglers;
 use super::time_limit::TimeLimit;
 use super::trace::{Trace, TraceOptions};
-use super::watch::{Drift, Periodic, Record, RunContext, StopAtLoss, Watchers};
+use super::watch::{Drift, Periodic, Record, RunContext, StopAtLoss, StopFile, Watchers};
 use super::{fetch, preflight, replay, resume, tokenizers, watch};
 use anyhow::Result;
 use base::output::{self, Existing};
@@ -129,6 +129,7 @@ pub fn lock(rank: &Rank, m: &Manifest) -> Result<Option<FolderLock>> {
     let take = || {
         let lock = FolderLock::take(&m.log.folder)?;
         check_run_folder(&m.log.folder)?;
+        StopFile::refuse(&m.log.folder)?;
         Ok(Some(lock))
     };
     rank.agree(if rank.is_first() { take() } else { Ok(None) })
@@ -219,6 +220,7 @@ fn open_run<'a>(
         Box::new(Stragglers::new(rank, &m.log.folder, device.processor())),
         Box::new(GpuFaults::new(rank, m, device, monitor.as_deref())),
         Box::new(limit),
+        Box::new(rank.is_first().then(|| StopFile::new(&m.log.folder))),
         Box::new(stop_at_loss),
         Box::new(Periodic("replicas", m.train.audit_interval, watch::compare)),
         Box::new(Periodic("evaluation", m.train.eval_interval, watch::evaluate)),
