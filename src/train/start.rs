@@ -3,6 +3,7 @@
 
 mod announce;
 mod plan;
+pub mod probe;
 
 use super::file_checks::{check_files, check_run_folder};
 use super::gpu_faults::GpuFaults;
@@ -58,6 +59,8 @@ pub struct RunOptions {
     pub trace: Option<TraceOptions>,
     /// File to which rank 0 writes the ops of a step.
     pub ops: Option<PathBuf>,
+    /// Whether nothing is saved, at a signal either: a probe.
+    pub keeps_nothing: bool,
 }
 
 /// State shared by the ranks of one process.
@@ -86,11 +89,12 @@ impl<'a> Process<'a> {
         ranks: &LocalRanks,
     ) -> Result<Process<'a>> {
         let tasks = Arc::new(tasks);
+        let says_stop = ranks.have_first() && !options.keeps_nothing;
         Ok(Process {
             loaded,
             options,
             messages,
-            signals: Signals::listen(ranks.have_first().then(|| messages.console().clone()))?,
+            signals: Signals::listen(says_stop.then(|| messages.console().clone()))?,
             trace: options
                 .trace
                 .as_ref()

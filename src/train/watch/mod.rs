@@ -323,6 +323,11 @@ impl<'a> Watchers<'a> {
         Watchers(list.into_iter().map(RefCell::new).collect())
     }
 
+    /// The only watcher of a probe.
+    pub fn only(watcher: Box<dyn Watcher + 'a>) -> Watchers<'a> {
+        Watchers(vec![RefCell::new(watcher)])
+    }
+
     /// Calls each until one fails.
     pub fn try_each(
         &self,
