@@ -143,19 +143,19 @@ fn memory(v: &View, out: &mut Printout) {
     }
 }
 
-/// Memory of the states by DeepSpeed's own estimator, if it has a rule.
+/// Memory of the states by DeepSpeed's own estimator, for programs that use DeepSpeed, if it has a rule.
 fn deepspeed(v: &View, out: &mut Printout) {
     let s = &v.setup;
     let t = &s.topology;
-    if t.zero < 2 || t.pipeline > 1 || v.program == "gptrain" {
+    if t.zero < 2 || t.pipeline > 1 || !v.program.contains("deepspeed") {
         return;
     }
     let sizes = (v.stages[0].parameters, s.counts.tokens.max(s.counts.block));
     let gpus = (t.data as f64, s.per_node.min(t.data) as f64);
     let states = states(t.zero, sizes, gpus, s.offload, true);
     out.line(format!(
-        "DeepSpeed's own rule for weights, gradients and optimizer: {:.2} GiB per GPU, {:.1} GiB of \
-         a node's memory",
+        "DeepSpeed's own rule for weights, gradients and optimizer: {:.2} GiB per GPU, {:.1} GiB \
+         per node",
         states.gpu / GIB,
         states.host / GIB
     ));
