@@ -175,7 +175,7 @@ impl Dry {
     }
 
     fn ring(&self, what: Collective, how: How) {
-        let (op, whole) = what.whole(self.size);
+        let (op, whole) = what.op_and_whole_tensor(self.size);
         let passes = if op == Op::AllReduce { 2.0 } else { 1.0 };
         let share = (self.size - 1) as f64 / self.size as f64;
         self.add(op, passes * share * whole.bytes() as f64, how);

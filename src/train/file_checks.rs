@@ -59,7 +59,7 @@ pub struct FileFindings {
 
 impl FileFindings {
     /// Fails on any problem, because a run needs all files.
-    pub fn ready(self) -> Result<(), Problems> {
+    pub fn into_result(self) -> Result<(), Problems> {
         let FileFindings { mut wrong, missing, .. } = self;
         wrong.list.extend(missing.list);
         wrong.or(())
@@ -95,7 +95,7 @@ pub fn check_files(m: &Manifest) -> anyhow::Result<FileFindings> {
         files.check_dataset(m, &key, &prefix, &mut tokenizers)?;
     }
     if let (Some(eod), Some(unusual)) = (m.data.eod, unusual_end)
-        && !tokenizers.appended(eod.token)
+        && !tokenizers.is_appended(eod.token)
     {
         files.wrong.list.extend(unusual.list);
     }
@@ -186,7 +186,10 @@ impl FileFindings {
             );
         }
         if let (Some(eod), Some(own)) = (m.data.eod, tokenizer.eod())
-            && !tokenizer.specials().iter().any(|(_, id)| *id == eod.token)
+            && !tokenizer
+                .added_tokens()
+                .iter()
+                .any(|(_, id)| *id == eod.token)
         {
             return Ok(Some(Problems::one(
                 "data.eod.token",

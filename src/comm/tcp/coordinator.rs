@@ -195,7 +195,7 @@ impl ControlChannel for Coordinator {
             .get_or_insert((Moment::now(), failed.line.clone()));
         let agreed = self
             .process
-            .wait_failed(ROOT_CAUSE_DELAY + Duration::from_secs(3));
+            .wait_for_failure(ROOT_CAUSE_DELAY + Duration::from_secs(3));
         agreed.unwrap_or_else(|| self.process.fail(failed))
     }
 

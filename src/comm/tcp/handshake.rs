@@ -94,7 +94,7 @@ pub struct Handshakes {
 
 impl Handshakes {
     /// Number of connections that failed authentication.
-    pub fn unauthenticated(&self) -> u64 {
+    pub fn unauthenticated_connections(&self) -> u64 {
         self.unauthenticated.load(Ordering::Relaxed)
     }
 

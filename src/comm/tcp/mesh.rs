@@ -62,7 +62,7 @@ impl Mesh {
             "data",
             world,
             &all,
-            || self.process.left(),
+            || self.process.has_left(),
             move |body: Vec<u8>, stream: TcpStream| {
                 let Ok(body) = <[u8; 16]>::try_from(body) else { return };
                 let word = |at: usize| u64::from_le_bytes(body[at..at + 8].try_into().expect("8"));
@@ -130,7 +130,7 @@ impl Mesh {
                     self.changed.notify_all();
                     return self.process.inbox.leave(peer);
                 }
-                Err(_) if self.process.left() || self.process.failed().is_some() => return,
+                Err(_) if self.process.has_left() || self.process.failed().is_some() => return,
                 Err(error) => {
                     self.connection_lost(peer, &error);
                     return;
@@ -216,7 +216,7 @@ impl Transport for TcpTransport {
         let writer = self.0.writer(to).expect("the group is connected");
         let mut stream = writer.lock();
         let written = frames::write(&mut stream, &frame);
-        self.0.process.inbox.pool.give(frame.data);
+        self.0.process.inbox.pool.give_back(frame.data);
         written.map_err(|error| {
             self.0
                 .process

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::map::{Access, Mapped};
-use super::missing::missing;
+use super::missing::missing_dataset;
 use super::{HEADER, MAGIC, TokenType, index_path, tokens_path};
 use base::{Count, Problems};
 
@@ -44,7 +44,7 @@ impl Indexed {
         let path = index_path(prefix);
         for path in [&path, &tokens_path(prefix)] {
             if !path.exists() {
-                return Err(missing(prefix, path).into());
+                return Err(missing_dataset(prefix, path).into());
             }
         }
         let index = Mapped::open(&path, Access::Whole)?;
@@ -55,7 +55,7 @@ impl Indexed {
         let (lengths, starts, total) = check.sequences(&header, &tokens, &mut hash)?;
         let documents = check.documents(&header, &mut hash)?;
         let modes = check.modes(&header)?;
-        index.intact()?;
+        index.check_intact()?;
         let token_type = header.token_type;
         let prefix = prefix.into();
         let identity = hash.digest();
@@ -146,7 +146,7 @@ impl Indexed {
 
     /// Highest id and its sequence; reads everything. `progress` receives the number of tokens
     /// read.
-    pub fn highest(&self, mut progress: impl FnMut(u64)) -> Result<Option<(u64, usize)>> {
+    pub fn find_highest_id(&self, mut progress: impl FnMut(u64)) -> Result<Option<(u64, usize)>> {
         let mut highest: Option<(i32, u64)> = None;
         let mut buffer = vec![0; 1 << 18];
         let mut at = 0;
@@ -175,11 +175,11 @@ impl Indexed {
             at += count as u64;
             progress(at);
         }
-        Ok(highest.map(|(id, at)| (id as u64, self.sequence_of(at))))
+        Ok(highest.map(|(id, at)| (id as u64, self.find_sequence(at))))
     }
 
     /// Sequence of a token.
-    fn sequence_of(&self, token: u64) -> usize {
+    fn find_sequence(&self, token: u64) -> usize {
         let block = self.starts.partition_point(|start| *start <= token) - 1;
         let mut end = self.starts[block];
         let lengths = self.lengths[block * BLOCK..].iter();
@@ -263,7 +263,7 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    fn wrong(&self, what: String, remedy: &str) -> anyhow::Error {
+    fn error(&self, what: String, remedy: &str) -> anyhow::Error {
         Problems::one(self.path.display().to_string(), what, remedy).into()
     }
 
@@ -274,36 +274,36 @@ impl Check<'_> {
         self.index.copy(0, &mut head[..have])?;
         if head.starts_with(b"TNTIDX\0\0") {
             let what = "an old fairseq index (TNTIDX), which gptrain does not read".to_string();
-            return Err(self.wrong(what, "build the dataset again with `gptrain data build`"));
+            return Err(self.error(what, "build the dataset again with `gptrain data build`"));
         }
         let start = &head[..have.min(MAGIC.len())];
         if !MAGIC.starts_with(start) {
             let start = start.escape_ascii();
-            return Err(self.wrong(
+            return Err(self.error(
                 format!("not a Megatron index: it starts with \"{start}\", not MMIDIDX"),
                 "give the prefix of a .bin/.idx pair",
             ));
         }
         if size < HEADER {
             return Err(self
-                .wrong(format!("cut off: {size} bytes, the header alone has {HEADER}"), REBUILD));
+                .error(format!("cut off: {size} bytes, the header alone has {HEADER}"), REBUILD));
         }
         let number = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().unwrap());
         let version = number(9);
         let code = head[17];
         if version != 1 {
-            return Err(self.wrong(format!("version {version}; only version 1 exists"), REBUILD));
+            return Err(self.error(format!("version {version}; only version 1 exists"), REBUILD));
         }
         let token_type = match TokenType::from_code(code) {
             Some(TokenType::F64 | TokenType::Float) => {
-                return Err(self.wrong(
+                return Err(self.error(
                     format!("dtype code {code} is a floating-point type, not token ids"),
                     "tokens have dtype code 1 to 5 or 8",
                 ));
             }
             Some(token_type) => token_type,
             None => {
-                return Err(self.wrong(
+                return Err(self.error(
                     format!("dtype code {code} is unknown"),
                     "tokens have dtype code 1 to 5 or 8",
                 ));
@@ -328,19 +328,19 @@ impl Check<'_> {
         let said = format!("{} sequences and {} document bounds", Count(sequences), Count(bounds));
         let Some(arrays) = arrays.filter(|arrays| *arrays <= size) else {
             let needed = arrays.map_or("more than 2^64".into(), |bytes| Count(bytes).to_string());
-            return Err(self.wrong(
+            return Err(self.error(
                 format!("claims {said}, {needed} bytes; the file has {}", Count(size)),
                 REBUILD,
             ));
         };
         if bounds == 0 {
             return Err(
-                self.wrong("has no document bounds; even an empty dataset has one".into(), REBUILD)
+                self.error("has no document bounds; even an empty dataset has one".into(), REBUILD)
             );
         }
         let rest = size - arrays;
         if rest != 0 && rest != sequences {
-            return Err(self.wrong(
+            return Err(self.error(
                 format!(
                     "{} bytes follow the arrays of {said}; none may, or one mode per sequence",
                     Count(rest)
@@ -373,7 +373,7 @@ impl Check<'_> {
                 let sequence = lengths.len();
                 if length < 0 {
                     return Err(
-                        self.wrong(format!("sequence {sequence} has length {length}"), REBUILD)
+                        self.error(format!("sequence {sequence} has length {length}"), REBUILD)
                     );
                 }
                 if start
@@ -381,7 +381,7 @@ impl Check<'_> {
                     .and_then(|at| i64::try_from(at).ok())
                     != Some(offset)
                 {
-                    return Err(self.wrong(format!(
+                    return Err(self.error(format!(
                         "sequence {sequence} starts at byte {offset}; the sequences before it end \
                          at byte {}",
                         start.saturating_mul(item)
@@ -397,7 +397,7 @@ impl Check<'_> {
         let bytes = start.checked_mul(item);
         if bytes != Some(tokens.len() as u64) {
             let needed = bytes.map_or("more than 2^64".into(), |bytes| Count(bytes).to_string());
-            return Err(self.wrong(
+            return Err(self.error(
                 format!(
                     "describes {} tokens of {}, {needed} bytes; {} has {}",
                     Count(start),
@@ -423,13 +423,13 @@ impl Check<'_> {
                 let bound = i64::from_le_bytes(*bound);
                 let at = documents.count;
                 if at == 0 && bound != 0 {
-                    return Err(self.wrong(
+                    return Err(self.error(
                         format!("the first document starts at sequence {bound}, not 0"),
                         REBUILD,
                     ));
                 }
                 if bound < previous {
-                    return Err(self.wrong(
+                    return Err(self.error(
                         format!("document bound {at} is {bound}, below the one before, {previous}"),
                         REBUILD,
                     ));
@@ -439,7 +439,7 @@ impl Check<'_> {
             }
         }
         if previous as u64 != header.sequences as u64 {
-            return Err(self.wrong(
+            return Err(self.error(
                 format!(
                     "the last document ends at sequence {previous}; there are {} sequences",
                     header.sequences

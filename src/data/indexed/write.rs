@@ -57,13 +57,17 @@ impl Writer {
     /// Starts `prefix.bin` and `prefix.idx`, and removes what a killed process left of them. Fails
     /// if they exist or if another process is writing them.
     pub fn create(prefix: &Path, token_type: TokenType) -> Result<Writer> {
-        Writer::over(prefix, token_type, Existing::Refused)
+        Writer::create_or_replace(prefix, token_type, Existing::Refused)
     }
 
-    /// The same, where files that exist may be replaced.
-    pub fn over(prefix: &Path, token_type: TokenType, existing: Existing) -> Result<Writer> {
+    /// Like `create`; with `Existing::Replaced`, replaces files that exist.
+    pub fn create_or_replace(
+        prefix: &Path,
+        token_type: TokenType,
+        existing: Existing,
+    ) -> Result<Writer> {
         assert!(!matches!(token_type, TokenType::F64 | TokenType::Float), "tokens are integers");
-        output::names_a_file(prefix)?;
+        output::check_is_file_path(prefix)?;
         files(prefix).repair()?;
         if existing == Existing::Refused {
             output::is_free(&tokens_path(prefix))?;
@@ -169,7 +173,7 @@ impl Writer {
     /// the last tokens, one of `parts` shares, are a whole number of sequences, and the others are
     /// `parts − 1` times as many. Returns false, without a cut, if there are enough sequences, or too
     /// few tokens.
-    pub fn cut(&mut self, parts: usize) -> bool {
+    pub fn cut_documents(&mut self, parts: usize) -> bool {
         let enough = self.tokens >= (parts * SHORTEST_SHARE) as u64;
         if self.lengths.len() >= parts || !enough {
             return false;
@@ -282,16 +286,17 @@ mod tests {
     use std::ops::Range;
 
     /// Writes documents of these lengths, and cuts them into 20 parts.
-    fn cut(folder: &Path, documents: &[usize]) -> Indexed {
+    fn cut_documents(folder: &Path, documents: &[usize]) -> Indexed {
         let prefix = folder.join("cut");
-        let mut writer = Writer::over(&prefix, TokenType::U16, Existing::Replaced).unwrap();
+        let mut writer =
+            Writer::create_or_replace(&prefix, TokenType::U16, Existing::Replaced).unwrap();
         for length in documents {
             if *length > 0 {
                 writer.sequence(&vec![1; *length]).unwrap();
             }
             writer.end_document();
         }
-        writer.cut(20);
+        writer.cut_documents(20);
         writer.finish().unwrap();
         Indexed::open(&prefix).unwrap()
     }
@@ -299,7 +304,7 @@ mod tests {
     #[test]
     fn the_tail_of_few_documents_is_held_out() {
         let folder = tempfile::tempdir().unwrap();
-        let one = cut(folder.path(), &[2003]);
+        let one = cut_documents(folder.path(), &[2003]);
         assert_eq!((one.documents(), one.sequences()), (1, 20));
         assert!(
             one.lengths()[..19]
@@ -308,12 +313,12 @@ mod tests {
         );
         assert_eq!(one.lengths()[19], 100);
         // The last twentieth, 527 tokens, begins 13 tokens behind the start of a document.
-        let several = cut(folder.path(), &[10_000, 125, 125, 125, 0, 165]);
+        let several = cut_documents(folder.path(), &[10_000, 125, 125, 125, 0, 165]);
         assert_eq!((several.documents(), several.sequences()), (6, 80));
         assert_eq!(several.lengths()[76..], [112, 125, 125, 165][..]);
         for whole in [vec![1279], vec![100; 20], vec![0]] {
             let sequences = whole.iter().filter(|length| **length > 0).count();
-            assert_eq!(cut(folder.path(), &whole).sequences(), sequences);
+            assert_eq!(cut_documents(folder.path(), &whole).sequences(), sequences);
         }
     }
 
@@ -329,7 +334,7 @@ mod tests {
             let count = 1 + below(18);
             let mut documents: Vec<usize> = (0..count).map(|_| below(300)).collect();
             documents[below(count as u64)] += 1280 + below(9000);
-            let dataset = cut(folder.path(), &documents);
+            let dataset = cut_documents(folder.path(), &documents);
             let total: usize = documents.iter().sum();
             let tokens = |part: Range<usize>| {
                 dataset.lengths()[part]

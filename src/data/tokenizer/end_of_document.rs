@@ -13,5 +13,5 @@ pub fn end_of_document(tokenizer: &Tokenizer, path: &Path) -> Option<u32> {
         tokenizer.token(name["content"].as_str().or(name.as_str())?)
     });
     let known = [END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<eod>"];
-    named.or_else(|| known.iter().find_map(|name| tokenizer.special(name)))
+    named.or_else(|| known.iter().find_map(|name| tokenizer.added_token(name)))
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::{Map, Value};
 
-use super::byte_alphabet::{ByteDecoder, spell, spelled};
+use super::byte_alphabet::{ByteDecoder, spell, spell_bytes};
 use super::byte_level::{self, ByteLevelFile};
 use super::end_of_document::end_of_document;
 use super::files::{self, TokenizerFile};
@@ -26,7 +26,7 @@ pub fn load(path: &Path) -> Result<Tokenizer> {
         Ok(parts) => build(parts, &path.display().to_string())?,
         Err(why) => load_with_crate(&path, &json, why)?,
     };
-    if let Some(why) = tokenizer.why()
+    if let Some(why) = tokenizer.unsupported_field()
         && why.starts_with(byte_level::MISSING_BYTES)
     {
         let note = format!(
@@ -82,14 +82,14 @@ pub fn build(file: ByteLevelFile, place: &str) -> Result<Tokenizer> {
             .collect()
     });
     let added = file.added;
-    let special = added
+    let added_tokens = added
         .list()
         .iter()
         .map(|token| (token.content.clone(), token.id))
         .collect();
     let bpe = Bpe { bytes, byte_ids, merges, pre_tokenizer, prefix_space, whole_pieces, added };
     let rules = Rules::Bpe(Box::new(bpe));
-    Ok(Tokenizer { vocab, special, eod: None, rules, notes: Vec::new() })
+    Ok(Tokenizer { vocab, added_tokens, eod: None, rules, notes: Vec::new() })
 }
 
 /// Bytes of every id.
@@ -164,7 +164,7 @@ pub fn write(tokens: &[Box<[u8]>], specials: usize, merges: &[(u32, u32)]) -> St
     let quoted = |text: &str| Value::from(text).to_string();
     let spelling = |id: usize| {
         let bytes = &tokens[id];
-        if id < specials { String::from_utf8_lossy(bytes).into_owned() } else { spelled(bytes) }
+        if id < specials { String::from_utf8_lossy(bytes).into_owned() } else { spell_bytes(bytes) }
     };
     let added: Vec<String> = (0..specials)
         .map(|id| {

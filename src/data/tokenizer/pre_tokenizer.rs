@@ -149,12 +149,12 @@ fn spaces(text: &str, at: usize, width: usize) -> usize {
 fn bloom(text: &str, at: usize) -> usize {
     let bytes = text.as_bytes();
     let next = |at: usize| text[at..].chars().next();
-    let word = |at: usize| next(at).is_some_and(|c| !breaks(c));
+    let word = |at: usize| next(at).is_some_and(|c| !is_line_break(c));
     let starts = |at: usize| word(at) || (bytes[at] == b' ' && word(at + 1));
     let mut end = at;
     if starts(at) {
         end += (bytes[at] == b' ') as usize;
-        while let Some(c) = next(end).filter(|c| !breaks(*c)) {
+        while let Some(c) = next(end).filter(|c| !is_line_break(*c)) {
             end += c.len_utf8();
         }
     } else {
@@ -168,7 +168,7 @@ fn bloom(text: &str, at: usize) -> usize {
     end
 }
 
-fn breaks(c: char) -> bool {
+fn is_line_break(c: char) -> bool {
     let punctuation = "(|.,!?…。，、।۔،)";
     if c.is_ascii() {
         return ASCII[c as usize] == Kind::Space || punctuation.as_bytes().contains(&(c as u8));

@@ -37,7 +37,7 @@ pub fn overlap(step: &[TimedEvent]) -> Overlap {
 }
 
 /// Seconds of all messages of a step that may overlap computation.
-pub fn overlappable(step: &[TimedEvent]) -> Overlap {
+pub fn overlappable_seconds(step: &[TimedEvent]) -> Overlap {
     let mut overlap = Overlap::default();
     for event in step {
         if let TimedEvent::Send {

@@ -33,7 +33,7 @@ impl<'a> Prices<'a> {
             [SHARES, STAGES, GRADIENT_AXES, STAGES].map(|axes| grid.group(grid.first(), axes));
         let links =
             groups.map(|members| (count_on_node(s, &members) == members.len(), link(s, &members)));
-        Prices { hw, shares: hw.shares().divided(ranks), links, factors: hw.parts }
+        Prices { hw, shares: hw.shares().divide_among(ranks), links, factors: hw.parts }
     }
 
     /// Prices with links between replicas that are faster by this factor.
