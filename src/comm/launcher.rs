@@ -244,7 +244,7 @@ impl Env<'_> {
             }
         };
         const TASKS: &str = "SLURM_STEP_TASKS_PER_NODE";
-        let tasks = self.text(TASKS).map(|list| hostlist::counts(&list));
+        let tasks = self.text(TASKS).map(|list| hostlist::expand_counts(&list));
         match &tasks {
             Some(Err(what)) => self.problem(TASKS, what.clone(), ""),
             Some(Ok(counts)) if counts.iter().sum::<usize>() != world => {

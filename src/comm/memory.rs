@@ -63,6 +63,7 @@ impl Pool {
         buffer.resize(len)
     }
 
+    /// Returns a buffer for reuse, unless enough are kept.
     pub fn give_back(&self, buffer: Buffer) {
         let mut free = self.free.lock();
         if free.bytes + buffer.capacity() <= Pool::KEPT {

@@ -163,7 +163,7 @@ impl Build<'_> {
             if encoded.continues && i + 1 == encoded.lengths.len() {
                 return Ok(());
             }
-            if writer.open() > 0 {
+            if writer.open_tokens() > 0 {
                 writer.extend(self.append.as_slice())?;
                 writer.end_sequence()?;
             }

@@ -255,7 +255,7 @@ fn highest_id(dataset: &Indexed) -> anyhow::Result<i32> {
     for piece in 0..total.div_ceil(PIECE).min(PIECES) {
         let last = total.div_ceil(PIECE).min(PIECES) - 1;
         let first = (total - count) as u128 * piece as u128 / last.max(1) as u128;
-        dataset.tokens_from(first as u64, &mut tokens)?;
+        dataset.read_across(first as u64, &mut tokens)?;
         highest = highest.max(tokens.iter().copied().max().unwrap_or(-1));
     }
     Ok(highest)

@@ -45,7 +45,7 @@ impl NcclRing {
         let make = |(edge, stream): (usize, usize)| {
             let to = (edge + step) % size;
             let group = nccl.create_group(world, name, &[ranks[edge], ranks[to]], ids[edge]);
-            connect(nccl, &group);
+            reserve_buffers(nccl, &group);
             Edge { group, stream: Stream::Message(stream) }
         };
         // Both ranks of an edge create it at the same time: first the even edges, which share no rank.
@@ -85,8 +85,8 @@ fn gather_ids(host: &dyn Group, own: ncclUniqueId) -> Vec<ncclUniqueId> {
         .collect()
 }
 
-/// Like `Nccl::connect`, with the only operation of an edge.
-fn connect(nccl: &Nccl, edge: &NcclGroup) {
+/// Like `Nccl::reserve_buffers`, with the only operation of an edge.
+fn reserve_buffers(nccl: &Nccl, edge: &NcclGroup) {
     for sample in nccl.sample_tensors() {
         match edge.rank() {
             0 => edge.send(1, sample),

@@ -188,7 +188,7 @@ impl Coordinator {
 }
 
 impl ControlChannel for Coordinator {
-    fn failure(&self, failed: Failed) -> Failed {
+    fn report_failure(&self, failed: Failed) -> Failed {
         self.state
             .lock()
             .reported
@@ -209,7 +209,7 @@ impl ControlChannel for Coordinator {
             .collect()
     }
 
-    fn addresses(&self, ranks: &[usize]) -> Result<Vec<SocketAddr>, Failed> {
+    fn find_addresses(&self, ranks: &[usize]) -> Result<Vec<SocketAddr>, Failed> {
         Ok(ranks
             .iter()
             .map(|rank| self.peers[*rank].address(self.loopback))

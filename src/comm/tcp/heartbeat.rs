@@ -123,7 +123,7 @@ impl HeartbeatClient {
 }
 
 impl ControlChannel for HeartbeatClient {
-    fn failure(&self, failed: Failed) -> Failed {
+    fn report_failure(&self, failed: Failed) -> Failed {
         let _ = self.send(&ControlMessage::RankFailed(failed.line.clone()));
         self.process
             .wait_for_failure(ANSWER_TIMEOUT)
@@ -134,7 +134,7 @@ impl ControlChannel for HeartbeatClient {
         Vec::new()
     }
 
-    fn addresses(&self, ranks: &[usize]) -> Result<Vec<SocketAddr>, Failed> {
+    fn find_addresses(&self, ranks: &[usize]) -> Result<Vec<SocketAddr>, Failed> {
         let answers = self.answers.lock();
         let _ = self.send(&ControlMessage::AddressRequest(ranks.to_vec()));
         let timeout = self.process.watchdog.timeout;

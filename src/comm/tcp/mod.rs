@@ -114,7 +114,7 @@ fn join_as_rank0(
     let arrived = rendezvous::gather_ranks(join, address, key, port(&data))?;
     let peers: Vec<Peer> = arrived.iter().map(|one| one.peer.clone()).collect();
     let coordinator = coordinator::start(process.clone(), address.loopback(), arrived, peers)?;
-    Mesh::world(process.clone(), key.clone(), data, coordinator)
+    Mesh::start(process.clone(), key.clone(), data, coordinator)
 }
 
 /// Joins as any other rank.
@@ -153,7 +153,7 @@ fn join_as_peer(
     };
     control.set_read_timeout(None).map_err(lost)?;
     let client = heartbeat::start(process.clone(), control, host)?;
-    Mesh::world(process.clone(), key.clone(), data, client)
+    Mesh::start(process.clone(), key.clone(), data, client)
 }
 
 /// Divisors of the start timeout: ranks log whom they wait for after that part of it. Of two

@@ -36,9 +36,9 @@ struct State {
 /// Connection of a rank to the coordinator; on rank 0, the coordinator itself.
 pub trait ControlChannel: Send + Sync {
     /// Reports that this rank failed. Returns the failure that all ranks agree on.
-    fn failure(&self, failed: Failed) -> Failed;
+    fn report_failure(&self, failed: Failed) -> Failed;
     /// Addresses at which these ranks listen for data.
-    fn addresses(&self, ranks: &[usize]) -> Result<Vec<SocketAddr>, Failed>;
+    fn find_addresses(&self, ranks: &[usize]) -> Result<Vec<SocketAddr>, Failed>;
     /// Announces that this rank has ended successfully. Returns when all ranks have.
     fn leave(&self);
     /// Busy times by rank, from the last heartbeats; empty except on rank 0.

@@ -78,7 +78,7 @@ impl Tokens {
 
     fn read(&self, first: u64, out: &mut [i32]) -> Result<()> {
         match self {
-            Tokens::Dataset(dataset) => dataset.tokens_from(first, out),
+            Tokens::Dataset(dataset) => dataset.read_across(first, out),
             Tokens::Text { ids, .. } => {
                 let ids = &ids[first as usize..first as usize + out.len()];
                 out.iter_mut()

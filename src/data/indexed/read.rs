@@ -50,11 +50,11 @@ impl Indexed {
         let index = Mapped::open(&path, Access::Whole)?;
         let tokens = Mapped::open(&tokens_path(prefix), Access::Scattered)?;
         let check = Check { path: &path, index: &index };
-        let header = check.header()?;
+        let header = check.read_header()?;
         let mut hash = Xxh3Default::new();
-        let (lengths, starts, total) = check.sequences(&header, &tokens, &mut hash)?;
-        let documents = check.documents(&header, &mut hash)?;
-        let modes = check.modes(&header)?;
+        let (lengths, starts, total) = check.read_sequences(&header, &tokens, &mut hash)?;
+        let documents = check.read_documents(&header, &mut hash)?;
+        let modes = check.read_modes(&header)?;
         index.check_intact()?;
         let token_type = header.token_type;
         let prefix = prefix.into();
@@ -133,15 +133,15 @@ impl Indexed {
         let within = offset as u64 + out.len() as u64 <= self.lengths[sequence] as u64;
         assert!(within, "a read past the end of sequence {sequence}");
         let at = (self.start(sequence) + offset as u64) as usize * self.token_type.size();
-        self.copy(at, out)
+        self.read_tokens(at, out)
             .with_context(|| format!("sequence {sequence}"))
     }
 
     /// Reads tokens from number `first` of the whole dataset on, across sequences.
-    pub fn tokens_from(&self, first: u64, out: &mut [i32]) -> Result<()> {
+    pub fn read_across(&self, first: u64, out: &mut [i32]) -> Result<()> {
         let last = first + out.len() as u64;
         assert!(last <= self.total, "a read of token {last} of {}", self.total);
-        self.copy(first as usize * self.token_type.size(), out)
+        self.read_tokens(first as usize * self.token_type.size(), out)
     }
 
     /// Highest id and its sequence; reads everything. `progress` receives the number of tokens
@@ -153,7 +153,7 @@ impl Indexed {
         while at < self.tokens() {
             let count = (self.tokens() - at).min(buffer.len() as u64) as usize;
             let some = &mut buffer[..count];
-            self.copy(at as usize * self.token_type.size(), some)?;
+            self.read_tokens(at as usize * self.token_type.size(), some)?;
             let mut low = i32::MAX;
             let mut high = i32::MIN;
             for token in &*some {
@@ -191,7 +191,7 @@ impl Indexed {
     }
 
     /// Raw bytes of the token file.
-    pub(super) fn raw(&self, at: usize, out: &mut [u8]) -> Result<()> {
+    pub(super) fn read_raw(&self, at: usize, out: &mut [u8]) -> Result<()> {
         self.tokens.copy(at, out)
     }
 
@@ -203,19 +203,19 @@ impl Indexed {
     }
 
     /// Reads tokens from byte `at` on, widened to i32.
-    fn copy(&self, at: usize, out: &mut [i32]) -> Result<()> {
+    fn read_tokens(&self, at: usize, out: &mut [i32]) -> Result<()> {
         match self.token_type {
-            TokenType::U8 => self.widen(at, out, |b: [u8; 1]| b[0] as i64),
-            TokenType::I8 => self.widen(at, out, |b: [u8; 1]| b[0] as i8 as i64),
-            TokenType::I16 => self.widen(at, out, |b| i16::from_le_bytes(b) as i64),
-            TokenType::U16 => self.widen(at, out, |b| u16::from_le_bytes(b) as i64),
-            TokenType::I32 => self.widen(at, out, |b| i32::from_le_bytes(b) as i64),
-            TokenType::I64 => self.widen(at, out, i64::from_le_bytes),
+            TokenType::U8 => self.read_widened(at, out, |b: [u8; 1]| b[0] as i64),
+            TokenType::I8 => self.read_widened(at, out, |b: [u8; 1]| b[0] as i8 as i64),
+            TokenType::I16 => self.read_widened(at, out, |b| i16::from_le_bytes(b) as i64),
+            TokenType::U16 => self.read_widened(at, out, |b| u16::from_le_bytes(b) as i64),
+            TokenType::I32 => self.read_widened(at, out, |b| i32::from_le_bytes(b) as i64),
+            TokenType::I64 => self.read_widened(at, out, i64::from_le_bytes),
             TokenType::F64 | TokenType::Float => unreachable!("refused at open"),
         }
     }
 
-    fn widen<const N: usize>(
+    fn read_widened<const N: usize>(
         &self,
         at: usize,
         out: &mut [i32],
@@ -267,7 +267,7 @@ impl Check<'_> {
         Problems::one(self.path.display().to_string(), what, remedy).into()
     }
 
-    fn header(&self) -> Result<Header> {
+    fn read_header(&self) -> Result<Header> {
         let size = self.index.len();
         let mut head = [0; HEADER];
         let have = size.min(HEADER);
@@ -311,25 +311,26 @@ impl Check<'_> {
         };
         let sequences = number(18);
         let bounds = number(26);
-        let has_modes = self.layout(sequences, bounds)?;
+        let has_modes = self.check_layout(sequences, bounds)?;
         let sequences = sequences as usize;
         let bounds = bounds as usize;
         Ok(Header { token_type, sequences, bounds, has_modes })
     }
 
     /// Checks the length of the file against its counts. Returns whether it has modes.
-    fn layout(&self, sequences: u64, bounds: u64) -> Result<bool> {
+    fn check_layout(&self, sequences: u64, bounds: u64) -> Result<bool> {
         let size = self.index.len() as u64;
         let arrays = (|| {
             let sequences = sequences.checked_mul(12)?;
             let bounds = bounds.checked_mul(8)?;
             sequences.checked_add(bounds)?.checked_add(HEADER as u64)
         })();
-        let said = format!("{} sequences and {} document bounds", Count(sequences), Count(bounds));
+        let counts =
+            format!("{} sequences and {} document bounds", Count(sequences), Count(bounds));
         let Some(arrays) = arrays.filter(|arrays| *arrays <= size) else {
             let needed = arrays.map_or("more than 2^64".into(), |bytes| Count(bytes).to_string());
             return Err(self.error(
-                format!("claims {said}, {needed} bytes; the file has {}", Count(size)),
+                format!("claims {counts}, {needed} bytes; the file has {}", Count(size)),
                 REBUILD,
             ));
         };
@@ -342,7 +343,7 @@ impl Check<'_> {
         if rest != 0 && rest != sequences {
             return Err(self.error(
                 format!(
-                    "{} bytes follow the arrays of {said}; none may, or one mode per sequence",
+                    "{} bytes follow the arrays of {counts}; none may, or one mode per sequence",
                     Count(rest)
                 ),
                 REBUILD,
@@ -352,7 +353,7 @@ impl Check<'_> {
     }
 
     /// Reads lengths and starts, and checks them against each other and against the token file.
-    fn sequences(
+    fn read_sequences(
         &self,
         header: &Header,
         tokens: &Mapped,
@@ -413,7 +414,7 @@ impl Check<'_> {
     }
 
     /// Reads the documents' bounds; None if each document is one sequence.
-    fn documents(&self, header: &Header, hash: &mut Xxh3Default) -> Result<Option<Vec<u64>>> {
+    fn read_documents(&self, header: &Header, hash: &mut Xxh3Default) -> Result<Option<Vec<u64>>> {
         let mut documents = Documents::default();
         let mut bounds = Array::<8>::new(self.index, HEADER + 12 * header.sequences, header.bounds);
         let mut previous = 0;
@@ -450,7 +451,7 @@ impl Check<'_> {
         Ok(documents.bounds)
     }
 
-    fn modes(&self, header: &Header) -> Result<Option<Vec<i8>>> {
+    fn read_modes(&self, header: &Header) -> Result<Option<Vec<i8>>> {
         if !header.has_modes {
             return Ok(None);
         }

@@ -25,14 +25,14 @@ pub struct Writer {
     lengths: Vec<i32>,
     documents: Vec<i64>,
     /// Tokens of the unfinished sequence.
-    open: usize,
+    open_tokens: usize,
     tokens: u64,
 }
 
 /// Minimum number of tokens in a share for which documents are cut.
 const SHORTEST_SHARE: usize = 64;
 
-/// Sequences into which a dataset is cut.
+/// Sequences into which one document is cut.
 struct Pieces {
     /// Tokens of `count` equal sequences.
     front: u64,
@@ -81,7 +81,7 @@ impl Writer {
             existing,
             lengths: Vec::new(),
             documents: vec![0],
-            open: 0,
+            open_tokens: 0,
             tokens: 0,
         })
     }
@@ -99,25 +99,25 @@ impl Writer {
             bail!("token id {token} does not fit {} (largest {max})", self.token_type);
         }
         let written = match self.token_type.size() {
-            1 => self.put(tokens, |token| [token as u8]),
-            2 => self.put(tokens, |token| (token as u16).to_le_bytes()),
-            4 => self.put(tokens, u32::to_le_bytes),
-            _ => self.put(tokens, |token| (token as u64).to_le_bytes()),
+            1 => self.write_tokens(tokens, |token| [token as u8]),
+            2 => self.write_tokens(tokens, |token| (token as u16).to_le_bytes()),
+            4 => self.write_tokens(tokens, u32::to_le_bytes),
+            _ => self.write_tokens(tokens, |token| (token as u64).to_le_bytes()),
         };
         written.with_context(|| self.write_error(&tokens_path(&self.prefix)))?;
-        self.open += tokens.len();
+        self.open_tokens += tokens.len();
         self.tokens += tokens.len() as u64;
         Ok(())
     }
 
     /// Tokens of the current sequence.
-    pub fn open(&self) -> usize {
-        self.open
+    pub fn open_tokens(&self) -> usize {
+        self.open_tokens
     }
 
     /// Ends the current sequence.
     pub fn end_sequence(&mut self) -> Result<()> {
-        let tokens = std::mem::take(&mut self.open);
+        let tokens = std::mem::take(&mut self.open_tokens);
         let Ok(length) = i32::try_from(tokens) else {
             bail!("a sequence of {tokens} tokens; the format allows 2^31 - 1");
         };
@@ -125,7 +125,7 @@ impl Writer {
         Ok(())
     }
 
-    fn put<const N: usize>(
+    fn write_tokens<const N: usize>(
         &mut self,
         tokens: &[u32],
         bytes: impl Fn(u32) -> [u8; N],
@@ -154,7 +154,7 @@ impl Writer {
         let total = other.tokens() as usize * self.token_type.size();
         while at < total {
             let some = &mut bytes[..(total - at).min(1 << 20)];
-            other.raw(at, some)?;
+            other.read_raw(at, some)?;
             self.out
                 .write_all(some)
                 .with_context(|| self.write_error(&tokens_path(&self.prefix)))?;
@@ -169,10 +169,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Cuts documents into sequences, so that `parts` equal parts can be made of them by their number:
-    /// the last tokens, one of `parts` shares, are a whole number of sequences, and the others are
-    /// `parts − 1` times as many. Returns false, without a cut, if there are enough sequences, or too
-    /// few tokens.
+    /// Cuts documents into more sequences, so that a split by the number of sequences can hold out one of
+    /// `parts` equal shares of the tokens: the last share is a whole number of sequences, and the other
+    /// tokens are `parts − 1` times as many. Returns false, without a cut, if there are enough sequences,
+    /// or too few tokens.
     pub fn cut_documents(&mut self, parts: usize) -> bool {
         let enough = self.tokens >= (parts * SHORTEST_SHARE) as u64;
         if self.lengths.len() >= parts || !enough {

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::byte_alphabet::{ByteDecoder, spell, spell_bytes};
 use super::byte_level::{self, ByteLevelFile};
-use super::end_of_document::end_of_document;
+use super::end_of_document::find_end_of_document;
 use super::files::{self, TokenizerFile};
 use super::merges::{Merge, Merges};
 use super::pair;
@@ -17,6 +17,7 @@ use base::Problems;
 /// Limit of ids: the largest vocabularies have a few hundred thousand.
 const MOST_IDS: u32 = 1 << 22;
 
+/// Reads a tokenizer: gptrain's own encoder where it can, otherwise Hugging Face's crate.
 pub fn load(path: &Path) -> Result<Tokenizer> {
     let TokenizerFile { path, mut json, merges } = files::open(path)?;
     if let Some((_, merges)) = merges {
@@ -45,7 +46,7 @@ pub fn load(path: &Path) -> Result<Tokenizer> {
             path.display()
         ));
     }
-    tokenizer.eod = end_of_document(&tokenizer, &path);
+    tokenizer.eod = find_end_of_document(&tokenizer, &path);
     Ok(tokenizer)
 }
 
@@ -66,11 +67,11 @@ fn load_with_crate(path: &Path, _: &Map<String, Value>, why: String) -> Result<T
 pub fn build(file: ByteLevelFile, place: &str) -> Result<Tokenizer> {
     let mut problems = Problems::default();
     let ByteLevelFile { pre_tokenizer, prefix_space, ignore_merges, .. } = file;
-    let bytes = bytes(&file, place, &mut problems);
+    let bytes = token_bytes(&file, place, &mut problems);
     let id = |byte: usize| file.vocab.get(&spell(byte as u8).to_string()).copied();
     // Bytes without a token are not in UTF-8 text.
     let byte_ids = std::array::from_fn(|byte| id(byte).unwrap_or(u32::MAX));
-    let merges = merges(&file, place, &mut problems);
+    let merges = read_merges(&file, place, &mut problems);
     problems.or(())?;
     let vocab = bytes.len();
     let merges = Merges::new(&merges);
@@ -93,7 +94,11 @@ pub fn build(file: ByteLevelFile, place: &str) -> Result<Tokenizer> {
 }
 
 /// Bytes of every id.
-fn bytes(file: &ByteLevelFile, place: &str, problems: &mut Problems) -> Vec<Option<Box<[u8]>>> {
+fn token_bytes(
+    file: &ByteLevelFile,
+    place: &str,
+    problems: &mut Problems,
+) -> Vec<Option<Box<[u8]>>> {
     let added = file
         .added
         .list()
@@ -131,7 +136,8 @@ fn bytes(file: &ByteLevelFile, place: &str, problems: &mut Problems) -> Vec<Opti
     bytes
 }
 
-fn merges(file: &ByteLevelFile, place: &str, problems: &mut Problems) -> Vec<Merge> {
+/// Merges as ids.
+fn read_merges(file: &ByteLevelFile, place: &str, problems: &mut Problems) -> Vec<Merge> {
     let mut merges = Vec::with_capacity(file.merges.len());
     for (number, pair) in file.merges.iter().enumerate() {
         let merge = pair.parts().and_then(|(left, right)| {

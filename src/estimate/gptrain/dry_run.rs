@@ -6,7 +6,7 @@ use super::prices::{Prices, TRAFFIC};
 use crate::hardware::{HOST_SHARE, Hardware};
 use crate::setup::Setup;
 use base::Bytes;
-use comm::dry::{self, Event, How, Journal};
+use comm::dry::{self, Event, Journal, WaitPoint};
 use comm::{Op, Solo};
 use device::{self, COPIES, Gpu, Tally};
 use engine::{self, Engine, Groups, MemoryPlan};
@@ -41,10 +41,10 @@ pub struct Work {
 impl Work {
     /// A micro-batch's messages that the next op waits for.
     pub fn awaited_messages(&self) -> dry::Volume {
-        let awaited = |event: &&Event| matches!(event, Event::Send { how: How::Now, .. });
+        let awaited = |event: &&Event| matches!(event, Event::Send { wait: WaitPoint::Now, .. });
         let [few, twice] = self.steps.each_ref().map(|step| {
             let awaited: Vec<Event> = step.iter().filter(awaited).cloned().collect();
-            Workload { messages: dry::volume(&awaited), ..Workload::default() }
+            Workload { messages: dry::sum_volume(&awaited), ..Workload::default() }
         });
         twice.subtract(&few).times(1.0 / self.micros).messages
     }
@@ -354,7 +354,10 @@ fn count_work(m: &Manifest, stage: usize) -> Work {
         step(micros);
         let host = device.host_device().take();
         let events = journal.take();
-        (Workload { ops: dry::ops(&events), host, messages: dry::volume(&events) }, events.into())
+        (
+            Workload { ops: dry::sum_ops(&events), host, messages: dry::sum_volume(&events) },
+            events.into(),
+        )
     };
     let (once, few) = count(fewest);
     let (twice, many) = count(2 * fewest);

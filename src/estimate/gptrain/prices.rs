@@ -109,10 +109,10 @@ impl<'a> Prices<'a> {
     pub fn time(&self, event: &Event) -> TimedEvent {
         match event {
             Event::Compute(ops) => TimedEvent::Compute(self.ops(ops)),
-            Event::Send { group, sent, how, .. } => {
+            Event::Send { group, sent, wait, .. } => {
                 let row = row(group);
                 let (in_node, _) = self.links[row];
-                TimedEvent::Send { how: *how, row, in_node, seconds: self.message(row, sent) }
+                TimedEvent::Send { wait: *wait, row, in_node, seconds: self.message(row, sent) }
             }
             Event::Finish(number) => TimedEvent::Finish(*number),
         }
