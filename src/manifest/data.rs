@@ -332,16 +332,20 @@ impl BlendReader<'_, '_> {
         for (i, text) in ranges.into_iter().flatten().enumerate() {
             let path = format!("data.skip.{i}");
             let number = |text: &str| text.trim().replace(['_', ','], "").parse::<u64>().ok();
-            let ends = text.split_once("..").map(|(from, to)| (number(from), number(to)));
+            let ends = text
+                .split_once("..")
+                .map(|(from, to)| (number(from), number(to)));
             let Some((Some(from), Some(to))) = ends.filter(|(from, to)| from < to) else {
                 let what = format!("{path} \"{text}\" is not a range of samples");
-                self.report.add(&path, what, "write FROM..TO, such as 8000..12000");
+                self.report
+                    .add(&path, what, "write FROM..TO, such as 8000..12000");
                 continue;
             };
             let before = checked.last().map_or(0, |before| before.0.end);
             if from < before {
                 let what = format!("{path} begins at {from}, the range before it ends at {before}");
-                self.report.add(&path, what, "write the ranges in ascending order");
+                self.report
+                    .add(&path, what, "write the ranges in ascending order");
             }
             checked.push(SampleRange(from..to));
         }
@@ -548,7 +552,9 @@ impl Written for Vec<SampleRange> {
     type Raw = Vec<String>;
 
     fn written(&self) -> Option<Vec<String>> {
-        let ranges = self.iter().map(|SampleRange(range)| format!("{}..{}", range.start, range.end));
+        let ranges = self
+            .iter()
+            .map(|SampleRange(range)| format!("{}..{}", range.start, range.end));
         Some(ranges.collect())
     }
 }

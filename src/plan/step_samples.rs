@@ -24,7 +24,10 @@ impl StepSamples {
         let mut first = consumed;
         loop {
             let end = first.saturating_add(self.ramp.batch_at(first) as u64);
-            let skipped = self.skip.iter().find(|range| range.start < end && first < range.end);
+            let skipped = self
+                .skip
+                .iter()
+                .find(|range| range.start < end && first < range.end);
             let Some(skipped) = skipped else { return first..end };
             first = skipped.end;
         }

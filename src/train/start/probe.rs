@@ -36,7 +36,13 @@ pub fn open<'a>(
     let steps = m.step_samples();
     let shard = DataShard::for_rank(rank, m);
     let loader = rank.run_phase("starting the data loader", || {
-        Loader::training(&data.train, steps.clone(), shard, progress.consumed_samples, m.train.samples)
+        Loader::training(
+            &data.train,
+            steps.clone(),
+            shard,
+            progress.consumed_samples,
+            m.train.samples,
+        )
     })?;
     Ok(Run {
         cx: RunContext {
