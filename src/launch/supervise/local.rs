@@ -5,7 +5,7 @@
 //! contend for the driver's locks, and the other ranks survive a crash and report it.
 
 use super::super::{alerts, events, exit, ranks};
-use super::{GRACE, POLL, ForwardedSignals, end_with_parent, kill};
+use super::{ForwardedSignals, GRACE, POLL, end_with_parent, kill};
 use anyhow::{Context, Result};
 use base::{Deadline, Problems};
 use comm::{Failed, LauncherEnv, Place};

@@ -193,8 +193,8 @@ impl Supervisor<'_> {
             .code()
             .or_else(|| Some(128 + status.signal()?))
             .unwrap_or(1) as u8;
-        let over =
-            matches!(code, 0 | exit::WRONG_INPUT | exit::DOES_NOT_FIT) || self.signals.stop_requested();
+        let over = matches!(code, 0 | exit::WRONG_INPUT | exit::DOES_NOT_FIT)
+            || self.signals.stop_requested();
         if over && (rank == 0 || code > 0) {
             self.rendezvous.end_job(code);
         }
