@@ -186,7 +186,7 @@ fn outside_of_step(program: &str) -> Command {
 fn run_despite_sigterm(words: &[&str]) -> anyhow::Result<String> {
     let mut shell = Command::new("sh");
     shell.args(["-c", "trap '' TERM; exec \"$@\"", "sh"]);
-    run_named(words[0], shell.args(words))
+    run_named_command(words[0], shell.args(words))
 }
 
 /// Field of `scontrol show job -o`, if it has a value.
@@ -242,11 +242,11 @@ fn repeated_options(description: &str) -> Vec<String> {
 /// Runs a command and returns its output. Fails with its error output if it fails or takes too long.
 fn run_command(command: &mut Command) -> anyhow::Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
-    run_named(&name, command)
+    run_named_command(&name, command)
 }
 
 /// Like `run_command`; errors begin with `name`.
-fn run_named(name: &str, command: &mut Command) -> anyhow::Result<String> {
+fn run_named_command(name: &str, command: &mut Command) -> anyhow::Result<String> {
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

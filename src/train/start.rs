@@ -208,11 +208,11 @@ fn open_run<'a>(
     let mirror = open_mirror(rank, m, &state)?;
     let saver = open_saver(rank, m, &engine, state, &storage, mirror.as_ref().map(Mirror::queue))?;
     let files = open_report(process, rank, from, progress, &storage)?;
-    let ramp = m.batch.ramp();
+    let steps = m.step_samples();
     let shard = DataShard::for_rank(rank, m);
     let consumed = progress.consumed_samples;
     let loader = rank.run_phase("starting the data loader", || {
-        Loader::training(&data.train, ramp, shard, consumed, m.train.samples)
+        Loader::training(&data.train, steps.clone(), shard, consumed, m.train.samples)
     })?;
     let monitor = device.monitor();
     let limit = if rank.is_first() { TimeLimit::watch(&m.slurm, saver.slowest()) } else { None };
@@ -239,7 +239,7 @@ fn open_run<'a>(
             manifest: m,
             rank,
             shard,
-            ramp,
+            steps,
             be,
             data,
             data_ids,

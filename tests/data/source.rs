@@ -37,6 +37,7 @@ fn data(train: Vec<Dataset>) -> Data {
         seed: 1234,
         rule: DataRule::MegatronCore,
         train,
+        skip: Vec::new(),
         stages: vec![],
         valid: vec![],
         cache: PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("order"),

@@ -33,10 +33,10 @@ pub fn open<'a>(
     announce::announce_ranks(process, rank, device, &engine)?;
     rank.set_phase("setting initial weights");
     engine.init();
-    let ramp = m.batch.ramp();
+    let steps = m.step_samples();
     let shard = DataShard::for_rank(rank, m);
     let loader = rank.run_phase("starting the data loader", || {
-        Loader::training(&data.train, ramp, shard, progress.consumed_samples, m.train.samples)
+        Loader::training(&data.train, steps.clone(), shard, progress.consumed_samples, m.train.samples)
     })?;
     Ok(Run {
         cx: RunContext {
@@ -44,7 +44,7 @@ pub fn open<'a>(
             manifest: m,
             rank,
             shard,
-            ramp,
+            steps,
             be: device.backend(),
             data,
             data_ids,

@@ -29,7 +29,7 @@ use estimate::parts::PartTable;
 use launch::rank::Rank;
 use launch::signals::Signals;
 use manifest::{Loaded, Manifest};
-use plan::ramp::Ramp;
+use plan::step_samples::StepSamples;
 use std::cell::{Cell, RefCell};
 use std::ops::{BitOr, Deref, Range};
 use std::sync::Arc;
@@ -55,7 +55,7 @@ pub struct RunContext<'a> {
     pub manifest: &'a Manifest,
     pub rank: &'a Rank<'a>,
     pub shard: DataShard,
-    pub ramp: Ramp,
+    pub steps: StepSamples,
     pub be: &'a dyn Backend,
     pub data: Arc<Datasets>,
     /// Identities of the training datasets.
@@ -153,7 +153,8 @@ impl<'a> Deref for RunView<'_, 'a> {
 impl RunView<'_, '_> {
     /// Samples of the next step.
     pub fn next_batch(&self) -> u64 {
-        self.ramp.batch_at(self.progress.consumed_samples) as u64
+        let samples = self.steps.after(self.progress.consumed_samples);
+        samples.end - samples.start
     }
 
     /// Notifies the other watchers.
