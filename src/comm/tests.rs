@@ -34,7 +34,7 @@ fn every_op_equals_a_loop_in_rank_order() {
 
 /// Several pieces per slice: 4.4 MB over 3 ranks, in pieces of 1.4 MB.
 #[test]
-fn a_tensor_of_many_pieces_is_summed_alike() {
+fn a_tensor_in_many_chunks_has_the_same_sum() {
     on_threads(threads::world(3), |world| {
         let group = world.group("all", &[0, 1, 2]);
         check_reduce(&*group, DType::F32, 1_100_007);
@@ -80,7 +80,7 @@ fn crossing_messages_arrive_in_order() {
 
 /// Tensors of a group may be freed as soon as the group is dropped, even if it has failed.
 #[test]
-fn a_group_that_goes_waits_for_what_it_began() {
+fn a_dropped_group_waits_for_its_pending_operations() {
     let through = Barrier::new(2);
     let rank = move |world: World| {
         let sum = Numbers::f32(vec![1.0; 100_000]);
@@ -107,7 +107,7 @@ fn a_group_that_goes_waits_for_what_it_began() {
 
 /// Rank 1 joins only after ranks 0 and 2, which have started, have completed something else.
 #[test]
-fn a_collective_begun_does_not_hold_up_the_next() {
+fn a_pending_collective_does_not_delay_the_next() {
     let (through, meanwhile) = std::sync::mpsc::channel();
     let meanwhile = parking_lot::Mutex::new(meanwhile);
     on_threads(threads::world(3), |world| {

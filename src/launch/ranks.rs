@@ -32,7 +32,7 @@ pub struct LocalRanks {
     pub node: String,
     /// CPU threads of each rank.
     pub threads: usize,
-    /// How the ranks run, as printed at the start: "threads of a process" or "processes".
+    /// Kind of the ranks, as printed at the start: "threads of a process" or "processes".
     pub kind: &'static str,
 }
 

@@ -6,7 +6,7 @@
 //! continues from its own checkpoint.
 
 use super::run_folder::{SERIES, is_task_of_series};
-use super::supervise::{Signals, follow_parent};
+use super::supervise::{ForwardedSignals, follow_parent};
 use anyhow::{Context, Result};
 use base::Moment;
 use rustix::process::Signal;
@@ -107,7 +107,7 @@ impl<'t> Series<'t> {
         is_whole: &dyn Fn(&Task) -> bool,
         report: &mut dyn FnMut(&Task, Progress),
     ) -> Result<Outcome> {
-        let signals = Signals::listen()?;
+        let signals = ForwardedSignals::listen()?;
         let mut open: VecDeque<&Task> = self
             .tasks
             .iter()
@@ -116,7 +116,7 @@ impl<'t> Series<'t> {
         let mut running = Vec::<Running>::new();
         let mut outcome = Outcome::default();
         loop {
-            outcome.stopped |= signals.stop();
+            outcome.stopped |= signals.stop_requested();
             let free = (0..environment.len()).find(|slot| running.iter().all(|r| r.slot != *slot));
             if let Some(slot) = free.filter(|_| !outcome.stopped)
                 && let Some(task) = open.pop_front()

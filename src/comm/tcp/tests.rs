@@ -127,7 +127,7 @@ fn a_missing_rank_is_named() {
 }
 
 #[test]
-fn a_rank_that_comes_twice_is_rejected() {
+fn a_second_process_with_one_rank_is_rejected() {
     at_any_load(Duration::from_millis(700), |limit| {
         let mut joins = joins_within(limit, 3);
         joins[2].rank = 1;

@@ -66,7 +66,7 @@ fn a_rank_with_another_size_is_named() {
 }
 
 #[test]
-fn a_rank_that_gives_up_says_why() {
+fn a_failing_rank_reports_its_error() {
     let lines = lines(|world, _| drop(world.fail("reading data: no such file")));
     assert_eq!(
         lines,
@@ -90,7 +90,7 @@ fn a_panic_of_a_rank_fails_the_others() {
 
 /// A rank that unwinds with a collective on its queue does not wait for it.
 #[test]
-fn a_begun_collective_does_not_hold_a_failing_rank() {
+fn a_pending_collective_does_not_delay_a_failure() {
     run_to_end("every rank", move || {
         on_threads(threads::world(2), |world: World| {
             let rank = world.rank();

@@ -196,7 +196,7 @@ fn a_message_that_is_never_received_names_its_receiver() {
 
 /// Rank 1's queue is stuck in the first collective, so it never starts the second.
 #[test]
-fn a_stuck_queue_is_seen_through() {
+fn a_stuck_queue_is_followed_to_the_rank_at_fault() {
     hang(
         3,
         |world: &World| {
@@ -226,7 +226,7 @@ fn a_stuck_queue_is_seen_through() {
 }
 
 #[test]
-fn slow_is_not_stuck() {
+fn a_slow_rank_is_not_a_hang() {
     at_any_load(Duration::from_secs(1), |limit| {
         on_threads(threads::with_watchdog(2, &Watchdog::new(limit)).unwrap(), |world| {
             let group = world.group("dp", &[0, 1]);
@@ -243,7 +243,7 @@ fn slow_is_not_stuck() {
 
 /// Example of the issue, from synthetic reports.
 #[test]
-fn the_line_reads_as_asked_for() {
+fn the_line_has_the_documented_form() {
     let dp: Vec<usize> = (0..384).collect();
     let mut reports: Vec<RankReport> = (0..384)
         .map(|rank| {

@@ -22,7 +22,7 @@ impl Input {
         let position = Position::default();
         if let (Format::Parquet, Some(path)) = (self.format, &self.path) {
             #[cfg(feature = "parquet")]
-            return Ok((super::parquet::lines(path, key, position.clone())?, position));
+            return Ok((super::parquet::open_lines(path, key, position.clone())?, position));
             #[cfg(not(feature = "parquet"))]
             return Err(Problems::without(path.display().to_string(), "Parquet", "").into());
         }

@@ -20,6 +20,7 @@ use base::Problems;
 /// Rows decoded at once.
 const ROWS: usize = 256;
 
+/// Rows of a table as lines.
 struct Lines {
     file: SerializedFileReader<File>,
     key: String,
@@ -33,8 +34,8 @@ struct Lines {
     position: Position,
 }
 
-/// Column `key` of the rows. Fails with the names of the columns if it is not one of strings.
-pub fn lines(path: &Path, key: &str, position: Position) -> Result<Box<dyn Read>> {
+/// Opens the column `key` as lines. Fails with the names of the columns if it is not one of strings.
+pub fn open_lines(path: &Path, key: &str, position: Position) -> Result<Box<dyn Read>> {
     let place = path.display().to_string();
     let wrong = |what: String, remedy: &str| Problems::one(place.clone(), what, remedy);
     let file = File::open(path).with_context(|| format!("cannot open {place}"))?;
@@ -82,7 +83,7 @@ fn holds_text(schema: &SchemaDescriptor, column: usize) -> bool {
 fn catch_panic<T>(read: impl FnOnce() -> parquet::errors::Result<T>) -> parquet::errors::Result<T> {
     match catch_unwind(AssertUnwindSafe(read)) {
         Ok(result) => result,
-        Err(_) => Err(ParquetError::General("it makes no sense".into())),
+        Err(_) => Err(ParquetError::General("its content is inconsistent".into())),
     }
 }
 

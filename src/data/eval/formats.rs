@@ -117,7 +117,7 @@ impl QuestionText {
         QuestionText { question, answers, right, subject: None }
     }
 
-    /// QuestionText before all examples.
+    /// Text before all examples.
     pub fn description(&self) -> String {
         self.subject.as_ref().map_or(String::new(), |subject| {
             let subject = subject.replace('_', " ");

@@ -56,7 +56,7 @@ impl Shots {
         Ok(Shots { count, examples, is_own_file: from.is_none(), random })
     }
 
-    /// QuestionText before a question: its description and the examples. Call it for every question in order.
+    /// Text before a question: its description and the examples. Call it for every question in order.
     pub fn text_before(&mut self, question: &QuestionText) -> String {
         let drawn = self.count + usize::from(self.is_own_file);
         let chosen: Vec<&QuestionText> = if question.subject.is_some() {

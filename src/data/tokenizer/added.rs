@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_of_the_first_counts() {
+    fn the_longest_match_at_the_first_position_wins() {
         let list = || vec![token(1, "<a"), token(2, "<a>"), token(3, "a>b"), token(4, "  ")];
         assert_eq!(parts(list(), "x<a>b   <a", false), "x|2|b|4| |1");
         let special = AddedToken { special: true, ..token(2, "<a>") };

@@ -69,6 +69,7 @@ enum NoNormalizer {
     },
 }
 
+/// Pre-tokenizer.
 #[derive(Deserialize)]
 #[serde(tag = "type", deny_unknown_fields)]
 enum Cut {
@@ -230,7 +231,7 @@ pub fn read(file: &Map<String, Value>) -> Result<ByteLevelFile, String> {
     let vocab: HashMap<String, u32> = model.take("vocab")?;
     let merges = model.take("merges")?;
     check_bytes(&vocab)?;
-    let added = added_tokens(fields.take::<Option<Vec<Value>>>("added_tokens")?, &vocab)?;
+    let added = read_added_tokens(fields.take::<Option<Vec<Value>>>("added_tokens")?, &vocab)?;
     model.end()?;
     fields.end()?;
     Ok(ByteLevelFile { added, pre_tokenizer, prefix_space, vocab, merges, ignore_merges })
@@ -257,7 +258,7 @@ fn check_bytes(vocab: &HashMap<String, u32>) -> Result<(), String> {
 
 /// Reads the added tokens. The crate ignores their ids: a token has the id of the vocabulary, or the
 /// next one after it.
-fn added_tokens(
+fn read_added_tokens(
     list: Option<Vec<Value>>,
     vocab: &HashMap<String, u32>,
 ) -> Result<AddedTokens, String> {

@@ -76,7 +76,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_tokenizer_saved_again_has_the_same_digest_and_another_one_has_not() {
+    fn a_tokenizer_saved_again_keeps_its_digest() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokenizer.json");
         let digest_of = |text: &str| {

@@ -13,7 +13,8 @@ use super::Rules;
 use super::Tokenizer;
 use base::{Count, Problems};
 
-/// Hugging Face's tokenizer, twice: the first reads special tokens in text as ordinary text.
+/// Hugging Face's tokenizer, twice: `ordinary` reads special tokens that are spelled out in a text as
+/// text, `parsing` as tokens.
 #[derive(Clone, Debug)]
 pub struct HfTokenizer {
     ordinary: Arc<tokenizers::Tokenizer>,
@@ -67,7 +68,7 @@ pub fn load(path: &Path, json: &Map<String, Value>, why: String) -> Result<Token
     added_tokens.sort_by_key(|(_, id)| *id);
     let most = parsing.get_vocab(true).values().copied().max();
     let vocab = most.map_or(0, |most| most as usize + 1);
-    let (head, tail) = template(&ordinary);
+    let (head, tail) = find_template(&ordinary);
     let ordinary = Arc::new(ordinary);
     let parsing = Arc::new(parsing);
     let rules = Rules::HuggingFace(HfTokenizer { ordinary, parsing, why, head, tail });
@@ -75,7 +76,7 @@ pub fn load(path: &Path, json: &Map<String, Value>, why: String) -> Result<Token
 }
 
 /// Tokens that the template puts before and after a text.
-fn template(tokenizer: &tokenizers::Tokenizer) -> (Vec<u32>, Vec<u32>) {
+fn find_template(tokenizer: &tokenizers::Tokenizer) -> (Vec<u32>, Vec<u32>) {
     let encoded = ["a", "the", "1", "."].into_iter().find_map(|text| {
         let encoding = catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, true)))
             .ok()?
@@ -133,7 +134,7 @@ fn check_growth(json: &Map<String, Value>, place: &str) -> Result<(), Problems> 
     let mut problems = Problems::default();
     let remedy = "it is damaged or hostile: give another tokenizer.json";
     for key in ["normalizer", "decoder"] {
-        let factor = growth(json.get(key).unwrap_or(&Value::Null));
+        let factor = bound_growth(json.get(key).unwrap_or(&Value::Null));
         if factor > MOST_GROWTH {
             let what = format!("its {key} can make a text {factor:.0} times as long");
             problems.add(place, format!("{what} (the limit is {MOST_GROWTH})"), remedy);
@@ -148,14 +149,14 @@ fn check_growth(json: &Map<String, Value>, place: &str) -> Result<(), Problems> 
 }
 
 /// Upper bound of a text's growth, in bytes, by a normalizer or decoder.
-fn growth(rule: &Value) -> f64 {
+fn bound_growth(rule: &Value) -> f64 {
     let bytes = |value: &Value| value.as_str().map_or(0, str::len) as f64;
     match rule["type"].as_str() {
         Some("Sequence") => {
             let steps = rule["normalizers"]
                 .as_array()
                 .or(rule["decoders"].as_array());
-            steps.into_iter().flatten().map(growth).product()
+            steps.into_iter().flatten().map(bound_growth).product()
         }
         Some("Replace") => match bytes(&rule["pattern"]["String"]) {
             // A regular expression may match one byte, or between two.

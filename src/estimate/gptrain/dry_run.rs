@@ -198,7 +198,7 @@ impl MemoryLimits {
     }
 
     /// Whether each of so many ranks may reserve this.
-    fn allow(&self, plan: &MemoryPlan, ranks: usize) -> bool {
+    fn allows(&self, plan: &MemoryPlan, ranks: usize) -> bool {
         plan.total() <= self.device && plan.host_total() <= self.host_share(ranks)
     }
 }
@@ -255,7 +255,7 @@ fn memory_within(
         .filter(|(stage, first)| stage == *first);
     let needs = distinct.map(|(stage, _)| Some((stage, reserve(m, stage))));
     needs
-        .map(|each| each.filter(|(_, needs)| limits.allow(&needs.memory_plan, m.topology.ranks())))
+        .map(|each| each.filter(|(_, needs)| limits.allows(&needs.memory_plan, m.topology.ranks())))
         .collect()
 }
 

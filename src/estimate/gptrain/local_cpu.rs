@@ -48,7 +48,7 @@ const COPIED: usize = 32 << 20;
 /// default of all processors) in elements of `dtype`. The speed is the row's if the threads or the memory
 /// for a try are not available.
 pub fn measure(cpu: &Hardware, dtype: DType, threads: Option<usize>, care: Care) -> Hardware {
-    let cpu = &describe_cpu(cpu);
+    let cpu = &detect_cpu(cpu);
     let Ok(device) = Cpu::open(threads) else { return cpu.clone() };
     let be: &dyn Backend = &device;
     let Ok(arena) = Arena::new(be, 2 * COPIED + (1 << 16)) else { return cpu.clone() };
@@ -72,7 +72,7 @@ pub fn measure(cpu: &Hardware, dtype: DType, threads: Option<usize>, care: Care)
 }
 
 /// Row `cpu` with the name of this machine's processor, its cores and its memory.
-fn describe_cpu(cpu: &Hardware) -> Hardware {
+fn detect_cpu(cpu: &Hardware) -> Hardware {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     let name = processor::name().unwrap_or_else(|| "this machine's processor".to_string());
     let memory = HostMemory::detect().map(|memory| memory.total.0 as f64 / GIB);

@@ -327,7 +327,7 @@ impl<'a> Search<'a> {
             .map(|evaluated| evaluated.candidate)
     }
 
-    fn plan_run_of(&self, evaluated: Evaluated) -> Planned {
+    fn plan_candidate(&self, evaluated: Evaluated) -> Planned {
         let Evaluated { candidate, stages, .. } = evaluated;
         let mut seconds = |setup: &Setup| match self.planner.means {
             Means::DryRun(_) => dry_run::seconds(&stages, setup),

@@ -49,7 +49,7 @@ impl Search<'_> {
     pub(super) fn rank_simplest_first(&self, cuts: &[Setup], most: usize) -> Option<Ranking> {
         let fastest = self.fastest_of(cuts, most).into_iter();
         let (numbers, mut best): (Vec<usize>, Vec<Planned>) = fastest
-            .map(|evaluated| (evaluated.number, self.plan_run_of(evaluated)))
+            .map(|evaluated| (evaluated.number, self.plan_candidate(evaluated)))
             .unzip();
         best.sort_by(|a, b| a.days.seconds.total_cmp(&b.days.seconds));
         let equal = Equal::new(best.first()?);
@@ -93,7 +93,7 @@ impl Search<'_> {
                 .collect();
             let mut found = found
                 .into_iter()
-                .map(|one| (one.number, self.plan_run_of(one)));
+                .map(|one| (one.number, self.plan_candidate(one)));
             if let Some((number, planned)) = found.find(|(_, planned)| equal.includes(planned)) {
                 return (!evaluated.contains(&number)).then_some(planned);
             }

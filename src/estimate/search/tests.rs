@@ -90,7 +90,10 @@ fn of_equally_fast_cuts_the_simplest_is_first() {
         let all: Vec<Evaluated> = each
             .filter_map(|(i, cut)| planner.evaluate(cut, i))
             .collect();
-        let all: Vec<Planned> = all.into_iter().map(|one| search.plan_run_of(one)).collect();
+        let all: Vec<Planned> = all
+            .into_iter()
+            .map(|one| search.plan_candidate(one))
+            .collect();
         let fastest = all
             .iter()
             .map(|p| p.days.seconds)

@@ -5,7 +5,7 @@
 //! contend for the driver's locks, and the other ranks survive a crash and report it.
 
 use super::super::{alerts, events, exit, ranks};
-use super::{GRACE, POLL, Signals, end_with_parent, kill};
+use super::{ForwardedSignals, GRACE, POLL, end_with_parent, kill};
 use anyhow::{Context, Result};
 use base::{Deadline, Problems};
 use comm::{Failed, LauncherEnv, Place};
@@ -61,10 +61,10 @@ pub fn start_unrecorded_processes(
         return Ok(false);
     }
     check()?;
-    let signals = Signals::listen()?;
+    let signals = ForwardedSignals::listen()?;
     let mut ranks = LocalProcesses::start(m.topology.ranks(), words)?;
     ranks.wait(&signals)?;
-    match ranks.outcome(signals.stop()) {
+    match ranks.outcome(signals.stop_requested()) {
         Ok(0) => Ok(true),
         Ok(code) => Err(exit::AlreadyPrinted { code }.into()),
         Err(failed) => Err(failed.into()),
@@ -113,7 +113,7 @@ impl LocalProcesses {
     }
 
     /// Waits for the end of all. Once one has failed, the others have some seconds to report it.
-    fn wait(&mut self, signals: &Signals) -> Result<()> {
+    fn wait(&mut self, signals: &ForwardedSignals) -> Result<()> {
         loop {
             for (rank, process) in self.ranks.iter_mut().enumerate() {
                 if process.has_failed()? && self.first_failed.is_none() {

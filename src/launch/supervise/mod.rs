@@ -71,7 +71,7 @@ pub fn supervise(loaded: &Loaded, newest: &dyn Fn() -> u64) -> Result<bool> {
     let rendezvous = Rendezvous::open(&m.log.folder, &job, task, tasks)?;
     let first = EpochPlan::first(m, newest());
     let plan = if tasks == 1 { EpochPlan { members: vec![0], ..first } } else { first };
-    let signals = Signals::listen()?;
+    let signals = ForwardedSignals::listen()?;
     let storage = Storage::for_run(m);
     let epoch = 0;
     let mut supervisor =
@@ -102,7 +102,7 @@ struct Supervisor<'a> {
     launcher: Option<LauncherEnv>,
     rendezvous: Rendezvous,
     storage: Arc<Storage>,
-    signals: Signals,
+    signals: ForwardedSignals,
     plan: EpochPlan,
     epoch: u64,
 }
@@ -152,7 +152,7 @@ impl Supervisor<'_> {
             if let Some(code) = self.rendezvous.job_exit_code() {
                 return EpochEnd::Job(code);
             }
-            if self.signals.stop() {
+            if self.signals.stop_requested() {
                 return EpochEnd::Job(0);
             }
             if self.rendezvous.has_begun(self.epoch + 1) {
@@ -193,8 +193,8 @@ impl Supervisor<'_> {
             .code()
             .or_else(|| Some(128 + status.signal()?))
             .unwrap_or(1) as u8;
-        let over =
-            matches!(code, 0 | exit::WRONG_INPUT | exit::DOES_NOT_FIT) || self.signals.stop();
+        let over = matches!(code, 0 | exit::WRONG_INPUT | exit::DOES_NOT_FIT)
+            || self.signals.stop_requested();
         if over && (rank == 0 || code > 0) {
             self.rendezvous.end_job(code);
         }
@@ -235,7 +235,7 @@ impl Supervisor<'_> {
         let members = &self.plan.members;
         // Waits for a full disk, as ranks do; a signal cancels the wait.
         let agreed = self.storage.retry(|| {
-            if self.signals.stop() {
+            if self.signals.stop_requested() {
                 return Ok(None);
             }
             self.rendezvous
@@ -278,13 +278,15 @@ fn kill(child: &mut Child) -> Result<std::process::ExitStatus> {
 
 /// Signals of the launcher and the user, which are forwarded to the rank. Ctrl-C reaches both
 /// processes; the rank waits for its supervisor's reaction.
-pub(super) struct Signals {
+pub(super) struct ForwardedSignals {
     stop: Arc<AtomicBool>,
+    /// Signals to forward, each with whether it arrived since the last `forward`.
     arrived: [(Arc<AtomicBool>, Signal); 3],
 }
 
-impl Signals {
-    pub(super) fn listen() -> Result<Signals> {
+impl ForwardedSignals {
+    /// Starts to listen, in place of the signals' default actions.
+    pub(super) fn listen() -> Result<ForwardedSignals> {
         let stop = Arc::<AtomicBool>::default();
         let terminate = Arc::<AtomicBool>::default();
         // A second Ctrl-C exits at once, and the rank with it. Below a supervisor, it forwards both.
@@ -304,13 +306,15 @@ impl Signals {
         }
         flag::register(SIGUSR1, save.clone())?;
         let arrived = [(terminate, Signal::TERM), (hang_up, Signal::HUP), (save, Signal::USR1)];
-        Ok(Signals { stop, arrived })
+        Ok(ForwardedSignals { stop, arrived })
     }
 
-    pub(super) fn stop(&self) -> bool {
+    /// Whether a signal has asked for a stop.
+    pub(super) fn stop_requested(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
+    /// Forwards the signals that arrived since the last call.
     pub(super) fn forward<'a>(&self, children: impl IntoIterator<Item = &'a Child>) {
         let arrived = |(arrived, signal): &(Arc<AtomicBool>, Signal)| {
             arrived.swap(false, Ordering::Relaxed).then_some(*signal)

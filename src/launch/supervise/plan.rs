@@ -205,7 +205,7 @@ train: {samples: 1200}
     }
 
     #[test]
-    fn all_come_back_to_their_ranks_and_spares_take_the_place_of_others() {
+    fn tasks_keep_their_ranks_and_spares_replace_missing_ones() {
         let m = manifest(&[]);
         let first = EpochPlan::first(&m, 0);
         let same = first.replan(&m, &arrivals(&[0, 1, 2, 3, 4, 5]), 40);
@@ -221,7 +221,7 @@ train: {samples: 1200}
     }
 
     #[test]
-    fn fewer_replicas_whose_batches_are_whole_and_all_again_later() {
+    fn fewer_replicas_start_and_all_again_once_tasks_return() {
         let m = manifest(&[]);
         let less = EpochPlan::first(&m, 0).replan(&m, &arrivals(&[0, 1, 2, 4, 5]), 7);
         assert_eq!((&less.members, less.data), (&vec![0, 1, 2, 4], 2));

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_agree_on_one_plan_of_those_that_came() {
+    fn tasks_agree_on_one_plan() {
         let folder = tempfile::tempdir().unwrap();
         let tasks: Vec<Rendezvous> = (0..4)
             .map(|task| Rendezvous::open(folder.path(), "job 7", task, 4).unwrap())

@@ -83,7 +83,7 @@ mod tests {
     /// Bytes that rank 0 sends to each rank do not grow with the number of ranks, except for its
     /// digits.
     #[test]
-    fn ten_times_the_ranks_meet_by_ten_times_the_bytes() {
+    fn bytes_of_the_rendezvous_are_linear_in_the_ranks() {
         let each = [11, 101].map(|world| {
             let join_of_0 = joins(world).remove(0);
             let rank0 = join_of_0.clone();

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_queue_behind_each_other_and_idle_time_is_not_saved_up() {
+    fn the_throttle_queues_bytes_and_saves_no_idle_time() {
         let throttle = Throttle::new(1e6);
         let start = Instant::now() + Duration::from_secs(1);
         let ms = |n| Duration::from_millis(n);

@@ -57,7 +57,7 @@ fn unauthenticated_peers_do_not_disturb_the_ranks() {
 
 /// Silent connections, however many, do not delay a rank.
 #[test]
-fn silent_peers_make_way_for_a_rank() {
+fn silent_peers_are_closed_for_a_rank() {
     let key = Key::new(b"secret", "job");
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = server.local_addr().unwrap().to_string();
@@ -144,7 +144,7 @@ fn relay(mut client: TcpStream, mut server: TcpStream) -> Vec<u8> {
 }
 
 #[test]
-fn a_slow_peer_is_dropped_before_it_is_through() {
+fn a_slow_handshake_is_closed_at_its_limit() {
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = server.local_addr().unwrap();
     let key = Key::new(b"secret", "job");
