@@ -102,7 +102,7 @@ fn import_locked(
         )
         .into());
     }
-    let mut source = open(from, &Choices::default())?.for_manifest(loaded)?;
+    let mut source = source::open_hugging_face_for(from, loaded)?;
     let state = make_state(&source, resume::data_ids(m)?)?;
     let checkpoint = save_source(&mut source, &checkpoints, &state)?;
     last_checkpoint::note(&m.log.folder, 0)?;
