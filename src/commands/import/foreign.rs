@@ -3,7 +3,7 @@
 
 use crate::new_run::write_run;
 use base::output::Existing;
-use base::{Bytes, Count};
+use base::{Bytes, Count, DType};
 use checkpoint::atomic_folder::{self, FolderKind};
 use exchange::foreign::{self, Choices, Format, Needed, RunDescription};
 use exchange::source::{self, ParamSource};
@@ -128,8 +128,10 @@ pub fn import_run(
         .map(|param| param.numel())
         .max()
         .unwrap_or(0);
-    // The parameter in f32 and its share of one rank, or the parameter in 16 bits.
-    let size = Some((model::parameters(model), Bytes(8 * largest as u64)));
+    // The parameter in f32, and in 16 bits if the run computes so.
+    let half = engine::model_dtype(source.manifest().precision) != DType::F32;
+    let bytes_of_value = if half { 6 } else { 4 };
+    let size = Some((model::parameters(model), Bytes(bytes_of_value * largest as u64)));
     let checkpoint = match to {
         Some(to) => Some(write_run(&mut source, to, existing, &mut |_| Ok(()))?),
         None => None,
