@@ -24,6 +24,7 @@ pub struct Export {
 impl Export {
     pub fn run(self) -> anyhow::Result<()> {
         self.options.ensure_apply(self.to)?;
+        model_place::ensure_own_or_hugging_face(&self.checkpoint)?;
         let mut opened = model_place::open_source(&self.checkpoint, &Choices::default())?;
         write(&mut opened, &self.output, self.to, &self.options)
     }

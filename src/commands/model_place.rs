@@ -122,7 +122,7 @@ pub fn find_checkpoint(path: &Path) -> anyhow::Result<LocalCheckpoint> {
 /// Checkpoint that is open for reading.
 pub struct OpenedSource {
     pub source: ParamSource,
-    /// Where it is; None for a folder of another program.
+    /// Its folder or mirror; None for a folder of another program.
     local: Option<LocalCheckpoint>,
 }
 
@@ -134,6 +134,11 @@ impl OpenedSource {
             None => self.source.facts().folder.clone(),
         }
     }
+}
+
+/// Fails for a checkpoint of another trainer.
+pub fn ensure_own_or_hugging_face(path: &Path) -> anyhow::Result<()> {
+    hugging_face_folder(path).map(drop)
 }
 
 /// Opens a checkpoint of any format that a user named, a local one or that of a mirror.

@@ -35,7 +35,7 @@ fn same_bytes(ours: &Files, theirs: &Files) {
     }
 }
 
-/// What is written, by the options of a conversion and of an export.
+/// Written formats, by the options of a conversion and of an export.
 const TARGETS: [&[&str]; 6] = [
     &["--to", "hf"],
     &["--to", "hf", "--dtype", "f32", "--shard-size", "4KB"],
@@ -233,7 +233,7 @@ fn conversions_that_cannot_be_are_refused_with_a_remedy() {
     }
 }
 
-/// What a command took at most.
+/// Most that a command took.
 struct Watched {
     /// Resident memory.
     memory: u64,

@@ -1,6 +1,6 @@
-//! One reader of every checkpoint that gptrain knows: its own, Hugging Face folders, and the formats of
-//! `foreign`. Says what the checkpoint is, the manifest of the run that it is or would become, and
-//! reads its parameters one state at a time.
+//! One reader of every checkpoint: gptrain's own, Hugging Face folders, and the formats of `foreign`. It
+//! has a description, the manifest of the run that it is or would become, and the parameters, one state
+//! at a time.
 //!
 //! | file | contents |
 //! |---|---|
@@ -49,7 +49,7 @@ pub struct ParamSource {
     loaded: Loaded,
     /// Text of that manifest.
     text: String,
-    /// Of a Hugging Face folder, its config.json and types.
+    /// Settings and types of a Hugging Face folder.
     pub hugging_face: Option<HfFacts>,
     /// Types that the tensors of a Hugging Face folder have, by name.
     tensor_types: BTreeMap<String, String>,
@@ -76,10 +76,14 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ParamSource> {
     {
         return own::open(folder);
     }
-    let format = match (choices.format, detect(from)) {
-        (Some(format), _) | (None, Ok(format)) => format,
-        (None, Err(error)) => {
-            let run = from.join("checkpoints").exists() || from.join(manifest::IN_FOLDER).exists();
+    let format = match (choices.format, detect(from), &own) {
+        (Some(format), ..) | (None, Ok(format), _) => format,
+        // A checkpoint's name without its index.
+        (None, Err(_), Ok(_)) => Format::Gptrain,
+        (None, Err(error), Err(_)) => {
+            let run = !from.exists()
+                || from.join("checkpoints").exists()
+                || from.join(manifest::IN_FOLDER).exists();
             return Err(own.err().filter(|_| run).unwrap_or(error));
         }
     };
@@ -96,7 +100,7 @@ impl ParamSource {
         foreign::from_run(run, choices)
     }
 
-    /// What the checkpoint is.
+    /// Description of the checkpoint.
     pub fn facts(&self) -> &RunDescription {
         &self.facts
     }
