@@ -13,6 +13,7 @@ use base::Count;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 kinds! {
@@ -43,6 +44,11 @@ Data(raw, blends: &mut BlendReader, run: &RunInputs) {
     /// Changes of the training datasets or weights at later points of the run. Each dataset continues
     /// at its next sample: no sample is repeated or skipped. Default: none.
     stages: Vec<StageSection> => Vec<DataStage> = blends.stages(raw.stages, run);
+    /// Samples that are left out, `FROM..TO` in the numbers of the log's *consumed samples*: of
+    /// `[8000..12000]` the step that ends with sample 8000 is the last before, and sample 12000 is the
+    /// first after. They count as consumed, also for the learning rate. For data that raise the loss;
+    /// may change at any resume. Default: none.
+    skip: Vec<String> => Vec<SampleRange> = blends.skip(raw.skip);
     /// Named validation sets: name → a prefix, or a list of datasets with weights. Default: one
     /// set named `valid`, the valid share of the training datasets (if their split has one).
     #[schemars(with = "Option<BTreeMap<String, Blend>>")]
@@ -161,6 +167,10 @@ impl<'de> Deserialize<'de> for Named {
         Ok(Named(sorted.into_iter().collect()))
     }
 }
+
+/// Samples that are left out of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SampleRange(pub Range<u64>);
 
 /// Training datasets from one sample of the run on.
 #[derive(Clone, Debug, PartialEq)]
@@ -312,6 +322,28 @@ impl BlendReader<'_, '_> {
             }
             after = after.max(from);
             checked.push(DataStage { from, train });
+        }
+        checked
+    }
+
+    /// Ranges of samples, in ascending order.
+    fn skip(&mut self, ranges: Option<Vec<String>>) -> Vec<SampleRange> {
+        let mut checked: Vec<SampleRange> = Vec::new();
+        for (i, text) in ranges.into_iter().flatten().enumerate() {
+            let path = format!("data.skip.{i}");
+            let number = |text: &str| text.trim().replace(['_', ','], "").parse::<u64>().ok();
+            let ends = text.split_once("..").map(|(from, to)| (number(from), number(to)));
+            let Some((Some(from), Some(to))) = ends.filter(|(from, to)| from < to) else {
+                let what = format!("{path} \"{text}\" is not a range of samples");
+                self.report.add(&path, what, "write FROM..TO, such as 8000..12000");
+                continue;
+            };
+            let before = checked.last().map_or(0, |before| before.0.end);
+            if from < before {
+                let what = format!("{path} begins at {from}, the range before it ends at {before}");
+                self.report.add(&path, what, "write the ranges in ascending order");
+            }
+            checked.push(SampleRange(from..to));
         }
         checked
     }
@@ -509,6 +541,15 @@ impl Written for Vec<DataStage> {
                 })
                 .collect(),
         )
+    }
+}
+
+impl Written for Vec<SampleRange> {
+    type Raw = Vec<String>;
+
+    fn written(&self) -> Option<Vec<String>> {
+        let ranges = self.iter().map(|SampleRange(range)| format!("{}..{}", range.start, range.end));
+        Some(ranges.collect())
     }
 }
 

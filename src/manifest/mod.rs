@@ -62,6 +62,8 @@ pub use run::{Checkpoint, Divergence, EvalTask, Log, Plan, Train};
 pub use suggest::Suggestion;
 pub use topology::{LayerSplit, Offload, PowerSgd, Topology};
 
+use plan::step_samples::StepSamples;
+
 /// One experiment, checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
@@ -90,6 +92,12 @@ impl Manifest {
     pub fn gradients_are_open(&self) -> bool {
         self.topology
             .gradients_are_open(matches!(self.optimizer, Optimizer::Adafactor(_)))
+    }
+
+    /// Samples of the run's steps.
+    pub fn step_samples(&self) -> StepSamples {
+        let skip = self.data.skip.iter().map(|range| range.0.clone());
+        StepSamples::new(self.batch.ramp(), skip.collect())
     }
 
     /// The same manifest with gradients in `home`.

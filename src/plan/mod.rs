@@ -6,5 +6,6 @@ pub mod robust;
 pub mod schedule;
 pub mod spikes;
 pub mod split;
+pub mod step_samples;
 pub mod stragglers;
 pub mod timeline;

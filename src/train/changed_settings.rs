@@ -73,6 +73,7 @@ const RULES: &[(&str, Change)] = &[
     ("data.tokenizer",      Change::Allow),
     ("data.drop_last_partial_validation_sequence", Change::Allow),
     ("data.train.prefix",   Change::Allow),    // the files' content is compared instead
+    ("data.skip",           Change::Warn),     // other samples from here on
     ("data.train",          Change::Warn),     // another mixture from here on
     ("data.stages",         Change::Warn),     // or from later on
     ("lr",                  Change::Warn),

@@ -7,7 +7,7 @@ use launch::rank::Rank;
 use manifest::Manifest;
 use model::Inputs;
 use plan::grid::Axis;
-use plan::ramp::Ramp;
+use plan::step_samples::StepSamples;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,14 +58,14 @@ impl Loader {
     /// Micro-batches of one replica, for every step from `consumed` samples to the end of the run.
     pub fn training(
         source: &Arc<Source>,
-        ramp: Ramp,
+        steps: StepSamples,
         shard: DataShard,
         consumed: u64,
         end: u64,
     ) -> Result<Loader> {
         let mut first = consumed;
         let steps = std::iter::from_fn(move || {
-            let step = first..first + ramp.batch_at(first) as u64;
+            let step = steps.after(first);
             first = step.end;
             (step.end <= end).then_some(step)
         });

@@ -37,13 +37,13 @@ pub fn replay(
     steps: Replay,
 ) -> anyhow::Result<Vec<PastStep>> {
     let Replay { from, steps, saved, mut spikes, on_step } = steps;
-    let ramp = m.batch.ramp();
+    let all = m.step_samples();
     let mut consumed = from.consumed_samples;
-    let mut loader = Loader::training(train, ramp, shard, consumed, m.train.samples)?;
+    let mut loader = Loader::training(train, all.clone(), shard, consumed, m.train.samples)?;
     let mut past = Vec::new();
     for step in from.step + 1..=from.step + steps {
-        let global = ramp.batch_at(consumed) as u64;
-        let samples = consumed..consumed + global;
+        let samples = all.after(consumed);
+        let global = samples.end - samples.start;
         consumed = samples.end;
         ensure!(consumed <= m.train.samples, "the run ends before step {step}");
         let micros = shard.rounds(global) as usize;

@@ -227,8 +227,8 @@ pub fn is_complete(found: &CheckpointFolder, loaded: &Loaded, data: &[DataId]) -
     let index = Index::read(&found.folder).map_err(|error| name_older(error, found))?;
     let m = &loaded.manifest;
     let consumed = index.progress.consumed_samples;
-    let next = consumed + m.batch.ramp().batch_at(consumed) as u64;
-    let complete = next > m.train.samples && !index.is_import();
+    let next = m.step_samples().after(consumed);
+    let complete = next.end > m.train.samples && !index.is_import();
     if complete {
         for change in compare_settings(&index, found, loaded, data)? {
             tracing::warn!("{change}");

@@ -99,9 +99,9 @@ impl<'a> Run<'a> {
     }
 
     fn next_step(&self) -> StepSpec {
-        let first = self.progress.consumed_samples;
-        let samples = first..first + self.view().next_batch();
-        let last = 2 * samples.end - first > self.cx.manifest.train.samples;
+        let steps = &self.cx.steps;
+        let samples = steps.after(self.progress.consumed_samples);
+        let last = steps.after(samples.end).end > self.cx.manifest.train.samples;
         StepSpec { step: self.progress.step + 1, samples, last }
     }
 
@@ -212,11 +212,11 @@ impl<'a> Run<'a> {
         })?;
         let Some((state, message)) = back else { return Ok(()) };
         self.progress = state.progress;
-        let RunContext { rank, data, ramp, shard, manifest, .. } = &self.cx;
+        let RunContext { rank, data, steps, shard, manifest, .. } = &self.cx;
         let from = self.progress.consumed_samples;
         let end = manifest.train.samples;
         self.loader = rank.phase("starting the data loader", || {
-            Loader::training(&data.train, *ramp, *shard, from, end)
+            Loader::training(&data.train, steps.clone(), *shard, from, end)
         })?;
         self.watchers
             .notice(&self.view(), &Event::RolledBack(&state))?;
@@ -229,7 +229,7 @@ impl<'a> Run<'a> {
     pub fn end(&mut self, ended: &anyhow::Result<Ended>) {
         let how = match ended {
             Ok(Ended::Complete | Ended::NothingLeft) => status::COMPLETE.to_string(),
-            Ok(Ended::Stopped) => "stopped by a signal, and saved".to_string(),
+            Ok(Ended::Stopped) => "stopped on request, and saved".to_string(),
             Ok(Ended::JobEnds) => "saved, as its job ended".to_string(),
             Ok(Ended::Reached) => status::REACHED.to_string(),
             Err(error) => format!("{}: {error:#}", status::FAILED),

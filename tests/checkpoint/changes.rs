@@ -206,3 +206,40 @@ fn a_delayed_update_of_an_earlier_version_is_refused_until_states_are_reset() {
     ran(&lab, &["--reset-optimizer"], 4, "adamw").expect(0, &[]);
     ran(&lab, &[], 6, "adamw").expect(0, &[]);
 }
+
+/// Samples that are left out by hand: from the start, at a resume, on another grid.
+#[test]
+fn samples_that_are_left_out_are_the_same_on_every_grid_and_after_a_resume() {
+    let lab = Lab::new();
+    // Four samples a step; the second range begins within a step.
+    let skip = "data.skip=[8..16, 21..24]";
+    let sets = ["train.samples=48", "checkpoint.interval=2", "model.dropout=0.1"];
+    let run = |folder: &str, more: &[&str]| {
+        let folder = format!("log.folder=runs/{folder}");
+        let done = lab.run(&[&sets[..], &[&folder], more].concat());
+        done.expect(0, &[]);
+    };
+    run("whole", &[skip]);
+    let consumed: Vec<u64> = lab
+        .metrics("runs/whole")
+        .iter()
+        .map(|row| row["consumed_samples"].as_u64().unwrap())
+        .collect();
+    assert_eq!(consumed, [4, 8, 20, 28, 32, 36, 40, 44, 48]);
+    // Trained without it, then again from step 2 with it.
+    run("a", &["checkpoint.keep_last=9"]);
+    let from = ["run", "run.yaml", "--resume-from", "step-00000002", "--set", "log.folder=runs/a"];
+    let again = sets.iter().chain(&[skip]).flat_map(|set| ["--set", set]);
+    let resumed = lab.gptrain(&[&from[..], &again.collect::<Vec<_>>()].concat());
+    says(&resumed, &["resuming from", "data.skip"]);
+    assert_eq!(lab.losses("runs/a"), lab.losses("runs/whole"));
+    // On two replicas the same samples.
+    run("grid", &[skip, "topology.data=2", "batch.micro=2"]);
+    for (one, two) in lab.losses("runs/whole").iter().zip(lab.losses("runs/grid")) {
+        assert_eq!(one[0], two[0]);
+        let [one, two] = [f64::from_bits(one[1]), f64::from_bits(two[1])];
+        assert!((one - two).abs() <= 2e-6 * one, "{one} and {two}");
+    }
+    lab.run(&["data.skip=[9..3]"])
+        .expect(2, &["data.skip.0 \"9..3\" is not a range of samples"]);
+}

@@ -293,8 +293,8 @@ pub const ROWS: &[Row] = &[
         .titan("activation_checkpoint.selective_ac_option"),
     unneeded("a thread of each rank reads ahead").megatron("num_workers valid_num_workers dataloader_type")
         .hf("dataloader_num_workers").titan("training.gc_freq"),
-    unneeded("a run saves and ends before its Slurm job does (`slurm.on_end`), and on SIGTERM; `--minutes` \
-              sets a length")
+    unneeded("a run saves and ends before its Slurm job does (`slurm.on_end`), on SIGTERM, and when the file \
+              `RUN/stop` appears; `--minutes` sets a length")
         .megatron("exit_duration_in_mins exit_interval exit_signal_handler kill_switch_path")
         .litgpt("train.max_time"),
     unneeded("`train.eval_interval`, `checkpoint.interval` and `log.interval` say when; 0 is never for an \

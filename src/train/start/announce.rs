@@ -106,7 +106,7 @@ pub fn warn_of_schedule(rank: &Rank, m: &Manifest, state: &State) {
     if let Some(note) = m.schedule_note(step, samples) {
         tracing::warn!("{note}");
     }
-    let next = samples..samples + m.batch.ramp().batch_at(samples) as u64;
+    let next = m.step_samples().after(samples);
     let rate = lr::for_step(&m.lr, &next);
     let decays = step > 0 && samples >= m.lr.warmup_samples && next.end <= m.train.samples;
     if decays && rate > 2.0 * state.lr {

@@ -7,6 +7,7 @@ mod periodic;
 mod record;
 mod replicas;
 mod stop_at_loss;
+mod stop_file;
 
 use crate::report::SyncReceipt;
 pub use crate::report::numbers::StepRecord;
@@ -16,6 +17,7 @@ pub use periodic::Periodic;
 pub use record::Record;
 pub use replicas::compare;
 pub use stop_at_loss::StopAtLoss;
+pub use stop_file::StopFile;
 
 use super::loader::DataShard;
 use checkpoint::{DataId, Progress, State};
@@ -27,7 +29,7 @@ use estimate::parts::PartTable;
 use launch::rank::Rank;
 use launch::signals::Signals;
 use manifest::{Loaded, Manifest};
-use plan::ramp::Ramp;
+use plan::step_samples::StepSamples;
 use std::cell::{Cell, RefCell};
 use std::ops::{BitOr, Deref, Range};
 use std::sync::Arc;
@@ -39,7 +41,7 @@ pub enum Ended {
     Complete,
     /// It was complete before this start.
     NothingLeft,
-    /// A signal stopped it, after saving.
+    /// A signal or the file `stop` stopped it, after saving.
     Stopped,
     /// It left before the end of its Slurm job, after saving.
     JobEnds,
@@ -53,7 +55,7 @@ pub struct RunContext<'a> {
     pub manifest: &'a Manifest,
     pub rank: &'a Rank<'a>,
     pub shard: DataShard,
-    pub ramp: Ramp,
+    pub steps: StepSamples,
     pub be: &'a dyn Backend,
     pub data: Arc<Datasets>,
     /// Identities of the training datasets.
@@ -151,7 +153,8 @@ impl<'a> Deref for RunView<'_, 'a> {
 impl RunView<'_, '_> {
     /// Samples of the next step.
     pub fn next_batch(&self) -> u64 {
-        self.ramp.batch_at(self.progress.consumed_samples) as u64
+        let samples = self.steps.after(self.progress.consumed_samples);
+        samples.end - samples.start
     }
 
     /// Notifies the other watchers.
@@ -295,12 +298,13 @@ pub trait Watcher {
 /// written. Parts are measured before other work follows the step. A save follows the comparison of
 /// replicas and the evaluation; the report closes after it, and the mirror after the report, whose
 /// last lines it may add.
-pub const ORDER: [&str; 12] = [
+pub const ORDER: [&str; 13] = [
     "spikes",
     "drift",
     "stragglers",
     "GPU faults",
     "time limit",
+    "stop file",
     "stop at loss",
     "replicas",
     "evaluation",
@@ -318,6 +322,11 @@ impl<'a> Watchers<'a> {
         let names: Vec<_> = list.iter().map(|watcher| watcher.name()).collect();
         assert_eq!(names, ORDER, "the order of watchers");
         Watchers(list.into_iter().map(RefCell::new).collect())
+    }
+
+    /// The only watcher of a probe.
+    pub fn only(watcher: Box<dyn Watcher + 'a>) -> Watchers<'a> {
+        Watchers(vec![RefCell::new(watcher)])
     }
 
     /// Calls each until one fails.

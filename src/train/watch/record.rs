@@ -59,7 +59,7 @@ fn foretell(cx: &RunContext, first: &StepRow) {
     let remaining = samples.saturating_sub(first.consumed_samples);
     let seconds = remaining as f64 * first.sec / first.global_batch as f64;
     if seconds >= FORETOLD_S {
-        let steps = cx.ramp.steps(samples) - first.step;
+        let steps = cx.steps.ramp.steps(samples) - first.step;
         let first = Seconds(first.sec);
         let rest = Seconds(seconds);
         let steps = Count(steps).with_noun("step");
