@@ -63,13 +63,7 @@ fn converts_as_imported(lab: &Lab, from: &str, sets: &[&str]) -> usize {
             same_bytes(&files(&lab.path(&converted)), &files(&lab.path(&exported)));
             written += 1;
         } else {
-            let said = |done: &Done| done.err.split_once(": ").unwrap().1.to_string();
-            let what = |text: String| {
-                text.lines()
-                    .map(|line| after_place(line))
-                    .collect::<Vec<_>>()
-            };
-            assert_eq!(what(said(&convert)), what(said(&export)));
+            assert_eq!(without_places(&convert), without_places(&export));
             assert!(!lab.path(&converted).exists());
         }
     }
@@ -77,11 +71,13 @@ fn converts_as_imported(lab: &Lab, from: &str, sets: &[&str]) -> usize {
     written
 }
 
-/// A problem's line without the place.
-fn after_place(line: &str) -> String {
-    line.split_once(": ")
-        .map_or(line, |(_, rest)| rest)
-        .to_string()
+/// Lines of an error without the places that they begin with.
+fn without_places(done: &Done) -> Vec<&str> {
+    let mut lines = Vec::new();
+    for line in done.err.lines() {
+        lines.push(line.split_once(": ").map_or(line, |(_, rest)| rest));
+    }
+    lines
 }
 
 /// `--to gptrain` makes the files of an import. A run has a random id, and digests of files that name it.
