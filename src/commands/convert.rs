@@ -6,6 +6,7 @@ use crate::model_place::{OpenedSource, open_source};
 use crate::options::{Choice, Json, Overwrite, one_of};
 use anyhow::Context;
 use base::{Bytes, Count, DType, Problems, number};
+use checkpoint::atomic_folder::{self, FolderKind};
 use exchange::foreign::{Choices, Format, MegatronExport, UniversalExport, Written};
 use exchange::hf;
 use rustix::io::Errno;
@@ -26,7 +27,7 @@ pub struct Convert {
     #[arg(value_name = "OUT")]
     output: PathBuf,
     /// Format of OUT
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, value_name = "FORMAT")]
     to: Target,
     #[command(flatten)]
     options: TargetOptions,
@@ -170,6 +171,7 @@ pub fn write(
     let name = opened.name();
     let source = &mut opened.source;
     let existing = options.overwrite.existing();
+    atomic_folder::check_vacant(to, FolderKind::Model, existing)?;
     let mut notes = source.facts().notes.clone();
     let parameters = Count(model::parameters(&source.manifest().model));
     let announce = |bytes: Bytes| {

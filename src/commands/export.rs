@@ -15,7 +15,7 @@ pub struct Export {
     #[arg(short, long, visible_alias = "hf", value_name = "DIR")]
     output: PathBuf,
     /// Layout of the folder
-    #[arg(long, value_enum, default_value_t = Target::Hf)]
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Target::Hf)]
     to: Target,
     #[command(flatten)]
     options: TargetOptions,

@@ -361,7 +361,7 @@ fn late_rate(m: &Manifest, trainer: &str) -> Vec<String> {
 fn problem(place: &str, what: Vec<String>) -> Result<(), Problems> {
     let mut problems = Problems::default();
     for what in what {
-        problems.add(place, what, "export to Hugging Face's format, without --to");
+        problems.add(place, what, "write Hugging Face's format: --to hf");
     }
     problems.or(())
 }
