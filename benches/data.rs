@@ -195,6 +195,7 @@ fn batches(prefix: &Path) {
         seed: 1234,
         rule: DataRule::MegatronCore,
         train,
+        skip: Vec::new(),
         stages: vec![],
         valid: vec![],
         cache: prefix.with_extension("order"),

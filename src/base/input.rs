@@ -58,7 +58,7 @@ pub fn is_regular(file: &File) -> io::Result<()> {
 
 /// Reads a regular file of at most `most` bytes.
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    bounded(open(path)?, most)
+    read_bounded(open(path)?, most)
 }
 
 /// Reads a user's file of at most `most` bytes. It may be a pipe, as in `<(zcat FILE)`, but not a
@@ -67,10 +67,10 @@ pub fn read_named(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let is_pipe = path
         .metadata()
         .is_ok_and(|about| about.file_type().is_fifo());
-    bounded(if is_pipe { File::open(path)? } else { open(path)? }, most)
+    read_bounded(if is_pipe { File::open(path)? } else { open(path)? }, most)
 }
 
-fn bounded(file: File, most: u64) -> io::Result<Vec<u8>> {
+fn read_bounded(file: File, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {

@@ -62,6 +62,6 @@ pub fn div_exact(n: usize, d: usize) -> usize {
 }
 
 /// Factor that weight decay applies to a weight in one step, 1 − lr·weight_decay.
-pub fn decayed(lr: f32, weight_decay: f32) -> f32 {
+pub fn decay_factor(lr: f32, weight_decay: f32) -> f32 {
     (1.0 - f64::from(lr) * f64::from(weight_decay)) as f32
 }

@@ -86,7 +86,7 @@ pub fn remove(place: &Path) -> Result<()> {
 }
 
 /// Fails for a path that names a folder: `runs/`.
-pub fn names_a_file(place: &Path) -> Result<(), Problems> {
+pub fn check_is_file_path(place: &Path) -> Result<(), Problems> {
     let shown = place.display().to_string();
     if place.as_os_str().as_bytes().ends_with(b"/") || place.file_name().is_none() {
         let remedy = format!("name a file: {}/NAME", shown.trim_end_matches('/'));
@@ -115,7 +115,7 @@ pub fn is_free(place: &Path) -> Result<()> {
 impl Output {
     /// Starts writing the future file `place`. Fails if another process is writing it.
     pub fn create(place: &Path, existing: Existing) -> Result<Output> {
-        names_a_file(place)?;
+        check_is_file_path(place)?;
         if let Some(file) = stream(place)? {
             return Ok(Output { place: place.into(), partial: None, file, existing });
         }
@@ -126,7 +126,7 @@ impl Output {
         if existing == Existing::Refused {
             is_free(place)?;
         }
-        let partial = partial(place);
+        let partial = partial_path(place);
         let mut open = OPEN.lock();
         // It may be another process's: it is locked first, then emptied.
         let file = open_partial(&partial, true)
@@ -136,7 +136,7 @@ impl Output {
         // The previous holder of the lock may have finished meanwhile; this file is then the output
         // itself.
         if held || !is_at(&file, &partial)? {
-            return Err(written_by_another(place).into());
+            return Err(locked_error(place).into());
         }
         // Overwrites the leftover of a killed process.
         let left = file.metadata().map_or(0, |about| about.len());
@@ -199,7 +199,7 @@ impl Output {
 }
 
 /// Runs `work`, which replaces an output. An interrupt takes effect before or after.
-pub fn uninterrupted<T>(work: impl FnOnce() -> T) -> T {
+pub fn run_uninterrupted<T>(work: impl FnOnce() -> T) -> T {
     let _open = OPEN.lock();
     work()
 }
@@ -268,7 +268,7 @@ fn stream(place: &Path) -> Result<Option<File>> {
 }
 
 /// An error: another process has locked the output.
-pub fn written_by_another(place: &Path) -> Problems {
+pub fn locked_error(place: &Path) -> Problems {
     Problems::one(
         place.display().to_string(),
         "another process is writing it right now",
@@ -298,7 +298,7 @@ fn folder(place: &Path) -> &Path {
 }
 
 /// Path of a file until it is complete.
-pub fn partial(place: &Path) -> PathBuf {
+pub fn partial_path(place: &Path) -> PathBuf {
     let mut path = place.as_os_str().to_os_string();
     path.push(".partial");
     path.into()
@@ -364,7 +364,7 @@ mod tests {
         assert!(write(&place, Existing::Refused, b"mine").is_err());
         write(&place, Existing::Replaced, b"mine").unwrap();
         assert_eq!(fs::read(&precious).unwrap(), b"precious");
-        std::os::unix::fs::symlink(&precious, partial(&folder.path().join("b"))).unwrap();
+        std::os::unix::fs::symlink(&precious, partial_path(&folder.path().join("b"))).unwrap();
         assert!(write(&folder.path().join("b"), Existing::Replaced, b"mine").is_err());
         assert_eq!(fs::read(&precious).unwrap(), b"precious");
         for place in [folder.path().join("c/"), folder.path().to_path_buf()] {

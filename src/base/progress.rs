@@ -5,7 +5,7 @@ mod terminal;
 
 pub use indicatif::ProgressBar;
 
-use super::svg::short;
+use super::svg::short_number;
 use super::{Bytes, Seconds};
 use indicatif::{ProgressDrawTarget, ProgressFinish, ProgressStyle, WeakProgressBar};
 use parking_lot::Mutex;
@@ -35,7 +35,7 @@ pub fn silence() {
 }
 
 /// Prints above the bar, if there is one. `print` must not print by `say!` or `warn!`.
-pub fn above<T>(print: impl FnOnce() -> T) -> T {
+pub fn print_above_bar<T>(print: impl FnOnce() -> T) -> T {
     let bar = BAR.lock().as_ref().and_then(WeakProgressBar::upgrade);
     match bar {
         Some(bar) => bar.suspend(print),
@@ -148,7 +148,7 @@ impl Progress {
         let rate = done as f64 / elapsed.as_secs_f64();
         let mut parts = vec![match self.unit {
             Unit::Bytes => format!("{}/s", Bytes(rate as u64)),
-            Unit::Items(name) => format!("{} {name}/s", short(rate)),
+            Unit::Items(name) => format!("{} {name}/s", short_number(rate)),
         }];
         if self.total > 0 && done > 0 {
             let left = self.total.saturating_sub(done) as f64 / rate;

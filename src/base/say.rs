@@ -27,7 +27,9 @@ macro_rules! warn {
 pub fn output(text: Arguments<'_>) {
     let text = text.to_string();
     let lines = wrap(&text, output_width());
-    until_closed(progress::above(|| io::stdout().write_fmt(format_args!("{lines}\n"))));
+    record_failed_write(progress::print_above_bar(|| {
+        io::stdout().write_fmt(format_args!("{lines}\n"))
+    }));
 }
 
 /// Implementation of `warn!`. An error of standard error itself is ignored, because it cannot be
@@ -35,11 +37,11 @@ pub fn output(text: Arguments<'_>) {
 pub fn error(text: Arguments<'_>) {
     let text = text.to_string();
     let lines = wrap(&text, error_width());
-    let _ = progress::above(|| io::stderr().write_fmt(format_args!("{lines}\n")));
+    let _ = progress::print_above_bar(|| io::stderr().write_fmt(format_args!("{lines}\n")));
 }
 
 /// Records a failed write to standard output, unless the reader closed it.
-pub fn until_closed(written: io::Result<()>) {
+pub fn record_failed_write(written: io::Result<()>) {
     if let Err(error) = written
         && !reader_left(&error)
     {
@@ -48,8 +50,8 @@ pub fn until_closed(written: io::Result<()>) {
 }
 
 /// Returns the error that made lines of standard output incomplete, if there was one.
-pub fn failed() -> Option<io::Error> {
-    until_closed(io::stdout().flush());
+pub fn write_error() -> Option<io::Error> {
+    record_failed_write(io::stdout().flush());
     FAILED.lock().take()
 }
 

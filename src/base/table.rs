@@ -93,7 +93,7 @@ impl<'r, R> Rows<'r, R> {
     }
 
     /// Adds a column whose text is in lines below its row.
-    pub fn below<C: Into<Cell>>(self, key: impl Into<String>, cell: impl Fn(&R) -> C) -> Self {
+    pub fn line_below<C: Into<Cell>>(self, key: impl Into<String>, cell: impl Fn(&R) -> C) -> Self {
         self.push(Place::Below, "", Some(key.into()), cell)
     }
 
@@ -184,7 +184,7 @@ impl Table {
     /// right. A row wider than `width` takes several lines, in all rows with the same columns in each.
     pub fn text(&self, width: usize) -> String {
         let indent = if self.title.is_empty() { 0 } else { GAP };
-        let shown = self.shown(width.saturating_sub(indent));
+        let shown = self.visible_columns(width.saturating_sub(indent));
         let mut text = String::new();
         if shown.iter().any(|shown| !shown.column.title.is_empty()) {
             push_lines(&mut text, &shown, |column| &column.title);
@@ -212,7 +212,7 @@ impl Table {
     }
 
     /// Columns in text that are not empty, in lines no wider than `width` unless a single column is.
-    fn shown(&self, width: usize) -> Vec<Shown<'_>> {
+    fn visible_columns(&self, width: usize) -> Vec<Shown<'_>> {
         let mut shown = Vec::new();
         let mut line = 0;
         let mut used = 0;
@@ -247,7 +247,7 @@ impl Table {
     /// Element `<table>`. Its style breaks values into lines only if they `may_wrap`.
     pub fn html(&self, may_wrap: bool) -> String {
         let scope = if may_wrap { "" } else { " scope=\"row\"" };
-        let shown = self.shown(usize::MAX);
+        let shown = self.visible_columns(usize::MAX);
         let mut html = String::from("<table>\n");
         if shown.iter().any(|shown| !shown.column.title.is_empty()) {
             let cell = |shown: &Shown| format!("<th>{}</th>", escape(&shown.column.title));
@@ -333,7 +333,7 @@ impl Printout {
     }
 
     /// Adds lines that are indented by two columns.
-    pub fn indented<L: AsRef<str>>(&mut self, lines: impl IntoIterator<Item = L>) {
+    pub fn push_indented<L: AsRef<str>>(&mut self, lines: impl IntoIterator<Item = L>) {
         for line in lines {
             self.line(format!("  {}", line.as_ref()));
         }
@@ -396,7 +396,7 @@ mod tests {
             .column("steps", "steps", |run| Cell::optional(run.steps))
             .text("", |_| "")
             .json("whole", |run| run.steps.map_or(Cell::default(), Cell::from))
-            .below("set", |run| Cell::new(run.flags.to_vec(), run.flags[0]))
+            .line_below("set", |run| Cell::new(run.flags.to_vec(), run.flags[0]))
             .table();
         let text = table.text(width);
         (table, text)
@@ -448,7 +448,7 @@ mod tests {
         let mut out = Printout::default();
         out.table(Table::from_cells(["a"], Vec::new()).titled("Nothing"));
         out.line("first");
-        out.indented(["second", "third"]);
+        out.push_indented(["second", "third"]);
         out.table(table.titled("Runs"));
         let text = out.text(80);
         assert!(text.starts_with("first\n  second\n  third\n\nRuns\n  run"), "{text}");

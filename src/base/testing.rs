@@ -16,7 +16,7 @@ pub fn until(what: &str, is_so: impl Fn() -> bool) {
 }
 
 /// Runs work on a thread, waits until it ends, and returns its result.
-pub fn ends<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+pub fn run_to_end<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
     let thread = crate::threads::spawn(what, work).expect("a thread");
     until(&format!("{what} ends"), || thread.is_finished());
     thread

@@ -23,7 +23,7 @@ pub fn spawn<T: Send + 'static>(
 ) -> Result<JoinHandle<T>> {
     builder(name, STACK)?
         .spawn(work)
-        .with_context(|| refused(name))
+        .with_context(|| refusal_message(name))
 }
 
 /// Starts a scoped thread, whose work may borrow.
@@ -44,16 +44,16 @@ pub fn spawn_with_stack<'scope, T: Send + 'scope>(
 ) -> Result<ScopedJoinHandle<'scope, T>> {
     builder(name, bytes)?
         .spawn_scoped(scope, work)
-        .with_context(|| refused(name))
+        .with_context(|| refusal_message(name))
 }
 
 /// Builder of a thread, if the system has memory for it now.
 fn builder(name: &str, stack: usize) -> Result<Builder> {
-    MmapMut::map_anon(stack + BESIDE).with_context(|| refused(name))?;
+    MmapMut::map_anon(stack + BESIDE).with_context(|| refusal_message(name))?;
     Ok(Builder::new().name(name.into()).stack_size(stack))
 }
 
-fn refused(name: &str) -> String {
+fn refusal_message(name: &str) -> String {
     format!("cannot start the thread \"{name}\" (limits: ulimit -u, -d and -v, the job's tasks)")
 }
 
@@ -66,7 +66,10 @@ pub fn report_refused_memory() {
         if text.starts_with("failed to allocate an alternative stack") {
             let current = std::thread::current();
             output::abandon();
-            crate::warn!("gptrain: {}: {text}", refused(current.name().unwrap_or_default()));
+            crate::warn!(
+                "gptrain: {}: {text}",
+                refusal_message(current.name().unwrap_or_default())
+            );
             std::process::exit(1);
         }
         print(panic);

@@ -47,12 +47,16 @@ impl<J, R> Worker<J, R> {
             .0
             .send(job)
             .ok()
-            .with_context(|| self.died())
+            .with_context(|| self.death_message())
     }
 
     /// Waits for the next result. Fails if the thread has panicked.
     pub fn wait(&self) -> Result<R> {
-        self.channels().1.recv().ok().with_context(|| self.died())
+        self.channels()
+            .1
+            .recv()
+            .ok()
+            .with_context(|| self.death_message())
     }
 
     /// Waits for the next result for at most `time`; None on timeout.
@@ -60,7 +64,7 @@ impl<J, R> Worker<J, R> {
         match self.channels().1.recv_timeout(time) {
             Ok(result) => Ok(Some(result)),
             Err(RecvTimeoutError::Timeout) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => anyhow::bail!(self.died()),
+            Err(RecvTimeoutError::Disconnected) => anyhow::bail!(self.death_message()),
         }
     }
 
@@ -73,7 +77,7 @@ impl<J, R> Worker<J, R> {
         self.channels.as_ref().expect("open until dropped")
     }
 
-    fn died(&self) -> String {
+    fn death_message(&self) -> String {
         format!("the thread \"{}\" died", self.name)
     }
 }

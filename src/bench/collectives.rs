@@ -118,7 +118,7 @@ pub fn measure(bench: &BenchRank, scratch: &Scratch, factory: &GroupFactory) -> 
             };
             mine.push(match repeats {
                 0 => None,
-                repeats => Some(timed(bench, scratch, kind, op, bytes, repeats)?),
+                repeats => Some(time_op(bench, scratch, kind, op, bytes, repeats)?),
             });
         }
         let all = bench.rank.all_gather(&mine)?;
@@ -205,7 +205,7 @@ fn repeats(known: Option<(u64, f64)>, bytes: u64, budget: f64) -> usize {
 }
 
 /// Times an op on this rank.
-fn timed(
+fn time_op(
     bench: &BenchRank,
     scratch: &Scratch,
     kind: &Kind,

@@ -1,7 +1,7 @@
 //! Copies within a device, within the host, and between the two.
 
 use super::bench_rank::BenchRank;
-use super::scratch::{Scratch, Timing, fill, timed};
+use super::scratch::{Scratch, Timing, fill, time_batches};
 use base::{DType, threads};
 use device::op;
 use std::time::Instant;
@@ -52,7 +52,7 @@ fn within_device(
     scratch.with(|arena| {
         let [x, y] = [0; 2].map(|_| arena.matrix(1, bytes / 4, DType::F32));
         [x, y].into_iter().for_each(|x| fill(be, x));
-        timed(be, seconds, || be.run(op::Copy { x, y: y.set() }))
+        time_batches(be, seconds, || be.run(op::Copy { x, y: y.set() }))
     })
 }
 
@@ -96,8 +96,8 @@ fn transfers(
     let host = std::cell::RefCell::new(vec![1u8; bytes]);
     scratch.with(|arena| {
         let x = arena.matrix(1, bytes / 4, DType::F32);
-        let up = timed(be, seconds, || be.upload(&host.borrow(), x))?.best;
-        let down = timed(be, seconds, || be.download(x, &mut host.borrow_mut()))?.best;
+        let up = time_batches(be, seconds, || be.upload(&host.borrow(), x))?.best;
+        let down = time_batches(be, seconds, || be.download(x, &mut host.borrow_mut()))?.best;
         Ok((bytes as f64 / up / 1e9, bytes as f64 / down / 1e9))
     })
 }

@@ -88,7 +88,7 @@ pub fn without_manifest(sets: &[String]) -> Result<Loaded, Problems> {
 fn measure(bench: &BenchRank) -> Result<Outcome> {
     let busy = busy::notes(bench)?;
     let scratch = Scratch::new(bench, products::bytes(bench.m))?;
-    let mut ranks = alone(bench, &scratch)?;
+    let mut ranks = measure_alone(bench, &scratch)?;
     let slow_ranks = confirm_products(bench, &scratch, &mut ranks)?;
     let factory = bench.device.group_factory(bench.rank.world(), bench.m)?;
     let groups = collectives::measure(bench, &scratch, &factory)?;
@@ -126,7 +126,7 @@ fn measure(bench: &BenchRank) -> Result<Outcome> {
 }
 
 /// Speeds of each rank alone, by rank; equal on every rank.
-fn alone(bench: &BenchRank, scratch: &Scratch) -> Result<Vec<RankSpeeds>> {
+fn measure_alone(bench: &BenchRank, scratch: &Scratch) -> Result<Vec<RankSpeeds>> {
     bench.phase("measuring matrix products");
     let (products, cube) = products::measure(bench, scratch)?;
     bench.phase("measuring copies");
@@ -174,7 +174,7 @@ fn confirm_products(
     bench.phase("measuring slow ranks again");
     let mut mine = ranks[bench.rank.number()].clone();
     if suspects.contains(&mine.rank) {
-        products::again(bench, scratch, &mut mine.products)?;
+        products::measure_again(bench, scratch, &mut mine.products)?;
     }
     *ranks = bench.rank.all_gather(&mine)?;
     Ok(slow(ranks))

@@ -46,7 +46,7 @@ pub fn measure(bench: &BenchRank, products: &[Product]) -> Result<Vec<Op>> {
         let fits = STEPS.contains(&steps) && memory.total() <= Bytes(room.unwrap_or(u64::MAX));
         fits.then_some((m, steps))
     };
-    let found = smaller(bench.m).into_iter().find_map(steps);
+    let found = shrink_model(bench.m).into_iter().find_map(steps);
     // Ranks of a node share its processors: all of them compute, or none.
     let all = bench.rank.all_gather(&found.is_some())?;
     match found.filter(|_| all.iter().all(|found| *found)) {
@@ -56,7 +56,7 @@ pub fn measure(bench: &BenchRank, products: &[Product]) -> Result<Vec<Op>> {
 }
 
 /// The manifest's model with few layers on one rank, then with fewer samples.
-fn smaller(m: &Manifest) -> Vec<Manifest> {
+fn shrink_model(m: &Manifest) -> Vec<Manifest> {
     let sized = |layers: usize, micro: usize| {
         let model = Model { layers, ..m.model.clone() };
         let batch = Batch { micro, global: micro, ramp_up: None };

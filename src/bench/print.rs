@@ -113,7 +113,7 @@ fn groups(rows: &[GroupSpeed]) -> Table {
             Cell::new(row.seconds, time(row.seconds)),
             cell(row.algbw_gb_s),
             cell(row.busbw_gb_s),
-            if is_many { some(&row.slowest).into() } else { Cell::default() },
+            if is_many { list_ranks(&row.slowest).into() } else { Cell::default() },
         ]);
         previous = (&row.group, &row.op);
     }
@@ -131,7 +131,7 @@ fn time(seconds: f64) -> String {
 }
 
 /// For example "0, 8, 16 …".
-fn some(ranks: &[usize]) -> String {
+fn list_ranks(ranks: &[usize]) -> String {
     const SHOWN: usize = 3;
     let shown: Vec<String> = ranks.iter().take(SHOWN).map(usize::to_string).collect();
     let more = if ranks.len() > SHOWN { " …" } else { "" };

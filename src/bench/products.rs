@@ -1,7 +1,7 @@
 //! Matrix products of a transformer block in the manifest's shapes, and a large cube.
 
 use super::bench_rank::BenchRank;
-use super::scratch::{ProductBytes, Scratch, Timing, fill, timed};
+use super::scratch::{ProductBytes, Scratch, Timing, fill, time_batches};
 use anyhow::Result;
 use base::DType;
 use device::{Gemm, op};
@@ -98,7 +98,7 @@ pub fn measure(bench: &BenchRank, scratch: &Scratch) -> Result<(Vec<Product>, Pr
 }
 
 /// Measures the four products once more and keeps the better figures.
-pub fn again(bench: &BenchRank, scratch: &Scratch, products: &mut [Product]) -> Result<()> {
+pub fn measure_again(bench: &BenchRank, scratch: &Scratch, products: &mut [Product]) -> Result<()> {
     for one in products {
         let shape = Shape { m: one.m, n: one.n, k: one.k };
         let took = multiply(bench, scratch, shape, bench.allow(1.0, 0.15))?;
@@ -120,7 +120,7 @@ fn multiply(bench: &BenchRank, scratch: &Scratch, shape: Shape, seconds: f64) ->
         let [a, b, c] = [(shape.m, shape.k), (shape.n, shape.k), (shape.m, shape.n)]
             .map(|(rows, cols)| arena.matrix(rows, cols, dtype));
         [a, b].into_iter().for_each(|x| fill(be, x));
-        timed(be, seconds, || be.run(op::Gemm::plain(Gemm::NT, a, b, c.set())))
+        time_batches(be, seconds, || be.run(op::Gemm::plain(Gemm::NT, a, b, c.set())))
     })
 }
 

@@ -105,7 +105,7 @@ pub struct Timing {
 }
 
 /// Times batches of `op` for about `seconds`, at least one, after one op for warm-up.
-pub fn timed(be: &dyn Backend, seconds: f64, op: impl Fn()) -> anyhow::Result<Timing> {
+pub fn time_batches(be: &dyn Backend, seconds: f64, op: impl Fn()) -> anyhow::Result<Timing> {
     let start = Instant::now();
     batch(be, 1, &op)?;
     let first = batch(be, 1, &op)?;

@@ -100,7 +100,7 @@ pub fn measure(bench: &BenchRank, scratch: &Scratch, factory: &GroupFactory) -> 
     'retries: for _ in 0..RETRIES {
         measured.found = find_slow(&measured.pairs);
         bench.phase("pairing slow ones again");
-        for round in again(&measured.found, &measured.pairs) {
+        for round in plan_retries(&measured.found, &measured.pairs) {
             let now = meet(&mut measured, &round, SPARE_ROUNDS, LEAST_RETRY_SECONDS)?;
             if now > bench.allow(RETRY_END.0, RETRY_END.1) {
                 break 'retries;
@@ -165,7 +165,7 @@ fn rounds(units: usize) -> Vec<Vec<(usize, usize)>> {
 
 /// Rounds for retries: slow links, and slow units with their best partners. Each unit appears at
 /// most once per round.
-fn again(found: &Findings, pairs: &[Pair]) -> Vec<Vec<(usize, usize)>> {
+fn plan_retries(found: &Findings, pairs: &[Pair]) -> Vec<Vec<(usize, usize)>> {
     let mut due: Vec<(usize, usize)> = found.links.iter().map(|pair| (pair.a, pair.b)).collect();
     for (unit, best) in &found.units {
         due.extend(
@@ -405,8 +405,8 @@ mod tests {
             ..Findings::default()
         };
         let pairs = [pair(0, 1, 1.0), pair(0, 3, 2.0), pair(1, 2, 1.0), pair(3, 4, 1.0)];
-        assert_eq!(again(&found, &pairs), [vec![(1, 2), (3, 4)], vec![(0, 3)]]);
-        assert!(again(&Findings::default(), &pairs).is_empty());
+        assert_eq!(plan_retries(&found, &pairs), [vec![(1, 2), (3, 4)], vec![(0, 3)]]);
+        assert!(plan_retries(&Findings::default(), &pairs).is_empty());
         let mut kept = pairs.to_vec();
         keep_best(&mut kept, pair(0, 1, 0.5));
         keep_best(&mut kept, pair(0, 3, 3.0));

@@ -30,7 +30,7 @@ pub enum FolderKind {
 
 impl FolderKind {
     /// Whether such a folder has an entry of this name. A file of another name is the user's.
-    fn has(self, name: &str, is_folder: bool) -> bool {
+    fn has_entry(self, name: &str, is_folder: bool) -> bool {
         let folders: &[&str] = match self {
             FolderKind::Model => &[],
             FolderKind::Run => &["checkpoints", "hf", "tokenizer"],
@@ -68,7 +68,7 @@ pub fn check_vacant(to: &Path, kind: FolderKind, existing: Existing) -> anyhow::
     let foreign = entries.iter().find_map(|entry| {
         let name = entry.file_name().to_string_lossy().into_owned();
         let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-        (!kind.has(&name, is_folder)).then_some(name)
+        (!kind.has_entry(&name, is_folder)).then_some(name)
     });
     let (what, remedy) = match (entries.is_empty(), foreign, existing) {
         (true, ..) | (_, None, Existing::Replaced) => return Ok(()),
@@ -121,7 +121,7 @@ pub fn write<T>(
         let written = write(folder.path())?;
         sync(&disk, folder.path())?;
         let replaced = existing == Existing::Replaced && to.exists();
-        output::uninterrupted(|| {
+        output::run_uninterrupted(|| {
             if replaced {
                 let aside = parent.join(format!(".{name}.tmp-{OLD}{nonce}"));
                 disk.exchange(&temporary, &to, &aside)
@@ -156,7 +156,7 @@ fn repair(to: &Path, parent: &Path, name: &str) -> anyhow::Result<()> {
         rest.is_some_and(|text| text.len() == 12 && text.bytes().all(|b| b.is_ascii_hexdigit()))
     });
     if found.is_one_written {
-        return Err(output::written_by_another(to).into());
+        return Err(output::locked_error(to).into());
     }
     for left in found.abandoned {
         let was_moved = left

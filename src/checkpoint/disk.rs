@@ -105,7 +105,7 @@ impl Disk {
             let here = at + done as u64;
             let wrote = self
                 .call(Call::Write(path.to_path_buf()), || {
-                    match self.put(file, &rest[..self.at_once(rest.len())], here) {
+                    match self.put(file, &rest[..self.accepted_bytes(rest.len())], here) {
                         Ok(0) => Err(ErrorKind::WriteZero.into()),
                         written => written,
                     }
@@ -132,7 +132,7 @@ impl Disk {
     }
 
     /// Number of bytes, out of `len`, that one write accepts.
-    fn at_once(&self, len: usize) -> usize {
+    fn accepted_bytes(&self, len: usize) -> usize {
         match self.fault {
             Fault::Short if len > BLOCK => len.div_ceil(2).next_multiple_of(BLOCK).min(len),
             _ => len,

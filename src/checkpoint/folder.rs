@@ -128,7 +128,7 @@ pub struct Keep {
 }
 
 /// Steps that need not be kept, out of ascending `steps`.
-pub fn outdated(steps: &[u64], keep: Keep) -> Vec<u64> {
+pub fn find_outdated(steps: &[u64], keep: Keep) -> Vec<u64> {
     let old = steps
         .len()
         .saturating_sub(keep.last.unwrap_or(usize::MAX).max(1));
@@ -155,7 +155,7 @@ pub fn prune(disk: &Disk, checkpoints: &Path, keep: Keep) -> anyhow::Result<()> 
         .iter()
         .map(|found| found.step)
         .collect();
-    outdated(&steps, keep)
+    find_outdated(&steps, keep)
         .into_iter()
         .try_for_each(|step| remove(disk, checkpoints, step))
 }

@@ -335,7 +335,7 @@ impl Index {
                 "format {version}: this gptrain reads {FORMAT}, use the version that wrote it ({by})"
             );
         }
-        sealed(text)?;
+        check_seal(text)?;
         let index: Index = serde_json::from_str(text)?;
         ensure!((1..=FORMAT).contains(&index.format), "format {} is unknown", index.format);
         index.check()?;
@@ -404,7 +404,7 @@ const AFTER_DIGEST: &str = "\"\n}\n";
 pub const SHARD_END: &str = ".safetensors";
 
 /// Checks that the text ends with the digest of everything before it.
-fn sealed(text: &str) -> anyhow::Result<()> {
+fn check_seal(text: &str) -> anyhow::Result<()> {
     let cut = text.len().checked_sub(AFTER_DIGEST.len() + 32);
     let parts = cut.and_then(|at| Some((text.get(..at)?, text.get(at..)?)));
     let (before, seal) = parts

@@ -48,7 +48,7 @@ pub fn read_weights_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Re
     ensure_sound(checkpoint, &validate::groups(index))?;
     engine.init();
     read_states(checkpoint, engine, |state| state.name == MASTER)?;
-    engine.set_scale(index.loss_scale.map(ScaleState::uncounted), 0, 0);
+    engine.set_scale(index.loss_scale.map(ScaleState::without_counters), 0, 0);
     Ok(index.progress)
 }
 

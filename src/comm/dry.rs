@@ -1,5 +1,5 @@
-//! Group without other members. Records the bytes that this rank would send, and the device ops
-//! before, after and in between.
+//! Group that only counts: it has no other members. Records the bytes that this rank would send, and the
+//! device ops before, after and in between.
 
 use super::{Collective, Group, Message, Op, Pending};
 use device::{self, Access, Order, Queue, Tally, Tensor};
@@ -25,7 +25,7 @@ pub enum Event {
     /// Device ops.
     Compute(Tally),
     /// Communication in a group.
-    Send { group: &'static str, op: Op, sent: Sent, how: How },
+    Send { group: &'static str, op: Op, sent: Sent, wait: WaitPoint },
     /// Wait for an earlier `begin`, numbered since the last `take`: 1 is the first after it, 0 the
     /// last before it, −1 the one before that.
     Finish(i64),
@@ -33,7 +33,7 @@ pub enum Event {
 
 /// Point at which a rank waits for communication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum WaitPoint {
     /// At the next op.
     Now,
     /// At `Group::finish`, after `Group::begin`.
@@ -45,7 +45,7 @@ pub enum How {
 }
 
 /// Total device ops of some events.
-pub fn ops(events: &[Event]) -> Tally {
+pub fn sum_ops(events: &[Event]) -> Tally {
     let mut all = Tally::new();
     for event in events {
         if let Event::Compute(ops) = event {
@@ -57,7 +57,7 @@ pub fn ops(events: &[Event]) -> Tally {
 }
 
 /// Total communication of some events.
-pub fn volume(events: &[Event]) -> Volume {
+pub fn sum_volume(events: &[Event]) -> Volume {
     let mut all = Volume::new();
     for event in events {
         if let Event::Send { group, op, sent, .. } = event {
@@ -86,25 +86,25 @@ impl Journal {
 
     /// Returns the events since the last `take`.
     pub fn take(&self) -> Vec<Event> {
-        self.note_ops();
+        self.record_ops();
         self.taken.set(self.begun.get());
         self.events.take()
     }
 
-    fn note(&self, event: Event) {
-        self.note_ops();
+    fn record(&self, event: Event) {
+        self.record_ops();
         self.events.borrow_mut().push(event);
     }
 
-    fn note_ops(&self) {
+    fn record_ops(&self) {
         let ops = self.device.take();
         if !ops.is_empty() {
             self.events.borrow_mut().push(Event::Compute(ops));
         }
     }
 
-    /// Index of the communication just begun, from 1.
-    fn number(&self) -> u64 {
+    /// Number of the communication that begins now, from 1.
+    fn next_number(&self) -> u64 {
         self.begun.set(self.begun.get() + 1);
         self.begun.get()
     }
@@ -162,39 +162,40 @@ impl Dry {
         Dry { name, rank, size, journal: journal.clone() }
     }
 
-    fn add(&self, op: Op, bytes: f64, how: How) {
+    fn record_call(&self, op: Op, bytes: f64, wait: WaitPoint) {
         let calls = if op == Op::Recv { 0.0 } else { 1.0 };
         let sent = Sent { calls, bytes };
         self.journal
-            .note(Event::Send { group: self.name, op, sent, how });
+            .record(Event::Send { group: self.name, op, sent, wait });
     }
 
     /// Calls `with` on the checker of the device's order, if it has one.
-    fn order(&self, with: impl FnOnce(&mut Order)) {
+    fn with_order(&self, with: impl FnOnce(&mut Order)) {
         self.journal.device.order(with);
     }
 
-    fn ring(&self, what: Collective, how: How) {
-        let (op, whole) = what.whole(self.size);
+    fn record_collective(&self, what: Collective, wait: WaitPoint) {
+        let (op, whole) = what.op_and_whole_tensor(self.size);
         let passes = if op == Op::AllReduce { 2.0 } else { 1.0 };
         let share = (self.size - 1) as f64 / self.size as f64;
-        self.add(op, passes * share * whole.bytes() as f64, how);
+        self.record_call(op, passes * share * whole.bytes() as f64, wait);
     }
 
-    fn begin_as(&self, what: Collective, how: How) -> Pending {
-        self.ring(what, how);
-        let begun = self.begun();
-        let queue = if how == How::Soon { Queue::SoonCollectives } else { Queue::Collectives };
-        self.order(|order| order.begin(begun.job, queue, what.name(), &what.tensors()));
+    fn begin_at(&self, what: Collective, wait: WaitPoint) -> Pending {
+        self.record_collective(what, wait);
+        let begun = self.next_pending();
+        let queue =
+            if wait == WaitPoint::Soon { Queue::SoonCollectives } else { Queue::Collectives };
+        self.with_order(|order| order.begin(begun.job, queue, what.name(), &what.tensors()));
         begun
     }
 
-    fn begun(&self) -> Pending {
-        Pending { job: self.journal.number(), ..Pending::DONE }
+    fn next_pending(&self) -> Pending {
+        Pending { job: self.journal.next_number(), ..Pending::DONE }
     }
 
-    fn message(&self, message: &Message, how: How) {
-        self.add(message.op(), message.tensor().bytes() as f64, how);
+    fn record_message(&self, message: &Message, wait: WaitPoint) {
+        self.record_call(message.op(), message.tensor().bytes() as f64, wait);
     }
 }
 
@@ -206,33 +207,33 @@ impl Group for Dry {
         self.rank
     }
     fn run(&self, what: Collective) {
-        self.ring(what, How::Now);
-        self.order(|order| order.communicate(what.name(), &what.tensors()));
+        self.record_collective(what, WaitPoint::Now);
+        self.with_order(|order| order.communicate(what.name(), &what.tensors()));
     }
     fn exchange(&self, messages: &[Message]) {
         for message in messages {
-            self.message(message, How::Now);
-            self.order(|order| order.communicate(message.name(), &[message.access()]));
+            self.record_message(message, WaitPoint::Now);
+            self.with_order(|order| order.communicate(message.name(), &[message.access()]));
         }
     }
     fn begin_message(&self, message: Message) -> Pending {
-        self.message(&message, How::Message);
-        let begun = self.begun();
+        self.record_message(&message, WaitPoint::Message);
+        let begun = self.next_pending();
         let kind = message.name();
         let with = message.peer();
         let queue = Queue::Messages { group: self.name, kind, with };
-        self.order(|order| order.begin(begun.job, queue, kind, &[message.access()]));
+        self.with_order(|order| order.begin(begun.job, queue, kind, &[message.access()]));
         begun
     }
     fn begin(&self, what: Collective) -> Pending {
-        self.begin_as(what, How::Queued)
+        self.begin_at(what, WaitPoint::Queued)
     }
     fn begin_ahead(&self, what: Collective) -> Pending {
-        self.begin_as(what, How::Soon)
+        self.begin_at(what, WaitPoint::Soon)
     }
     fn finish(&self, pending: Pending) {
-        self.order(|order| order.finish(pending.job));
+        self.with_order(|order| order.finish(pending.job));
         self.journal
-            .note(Event::Finish(pending.job as i64 - self.journal.taken.get() as i64));
+            .record(Event::Finish(pending.job as i64 - self.journal.taken.get() as i64));
     }
 }

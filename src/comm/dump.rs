@@ -43,6 +43,7 @@ fn write_new(folder: &Path, name: &str, value: &impl serde::Serialize) -> anyhow
 }
 
 impl Dump {
+    /// Reads the dump in a folder, as far as its files can be read.
     pub fn read(folder: &Path) -> anyhow::Result<Dump> {
         let mut dump = Dump { line: None, ranks: Vec::new(), damaged: Vec::new() };
         let context = || format!("reading {}", folder.display());
@@ -57,7 +58,7 @@ impl Dump {
                 continue;
             }
             let read = fs::read(&path).map_err(anyhow::Error::from);
-            let kept = read.and_then(|bytes| dump.add(&name, &bytes));
+            let kept = read.and_then(|bytes| dump.add_file(&name, &bytes));
             if let Err(error) = kept {
                 dump.damaged.push(format!("{}: {error}", path.display()));
             }
@@ -71,11 +72,11 @@ impl Dump {
             )
             .into());
         }
-        dump.fill();
+        dump.fill_ranks();
         Ok(dump)
     }
 
-    fn add(&mut self, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
+    fn add_file(&mut self, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
         if name == "verdict.json" {
             let value: serde_json::Value = serde_json::from_slice(bytes)?;
             self.line = value["verdict"].as_str().map(str::to_string);
@@ -86,7 +87,7 @@ impl Dump {
     }
 
     /// Fills `ranks` up to the highest rank that any group mentions.
-    fn fill(&mut self) {
+    fn fill_ranks(&mut self) {
         /// Limit far above any machine's ranks, so that a damaged file cannot exhaust memory.
         const MOST: usize = 1 << 20;
         let mentioned = self.ranks.iter().flat_map(|report| {

@@ -119,11 +119,11 @@ impl RankResources {
         }
     }
 
-    /// Calls `use_it` with a communication queue, whose thread starts on first use. The group fails
+    /// Calls `work` with a communication queue, whose thread starts on first use. The group fails
     /// if the thread cannot start.
-    pub fn queue<T>(&self, kind: QueueKind, use_it: impl FnOnce(&mut Queue) -> T) -> T {
+    pub fn with_queue<T>(&self, kind: QueueKind, work: impl FnOnce(&mut Queue) -> T) -> T {
         let rank = self.endpoint.rank;
-        use_it(self.queues[kind as usize].lock().get_or_insert_with(|| {
+        work(self.queues[kind as usize].lock().get_or_insert_with(|| {
             Queue::new(kind, rank).unwrap_or_else(|error| {
                 let failed = Failed::new(format!("rank {rank} failed: {error:#}"));
                 self.endpoint.fail(failed).raise()

@@ -22,18 +22,18 @@ pub fn diagnose(reports: &[RankReport], timeout_s: f64) -> Option<String> {
     if let Some((report, silent)) = reports.iter().find_map(|r| Some((r, r.silent?))) {
         return Some(blame(report, format!("is silent for {silent:.0} s: stopped, or cut off")));
     }
-    let held = reports
+    let blocked = reports
         .iter()
         .filter(|report| report.blocked_seconds().is_some_and(|s| s >= timeout_s));
     let longest = |report: &&RankReport| report.blocked_seconds().unwrap_or(0.0);
-    let first = held.max_by(|a, b| longest(a).total_cmp(&longest(b)))?;
+    let first = blocked.max_by(|a, b| longest(a).total_cmp(&longest(b)))?;
     let mut chain = WaitChain { reports, path: Vec::new(), seen: vec![false; reports.len()] };
     match chain.follow(first) {
         WaitCause::RootCause(rank, what) => Some(blame(&reports[rank], what)),
         WaitCause::Cycle(links) => {
             Some(format!("deadlock: {}; {}", links, describe_waits(reports, usize::MAX)))
         }
-        WaitCause::Nothing => {
+        WaitCause::Unknown => {
             let event = first.blocking_ops().next()?;
             let from = event
                 .awaiting
@@ -42,7 +42,7 @@ pub fn diagnose(reports: &[RankReport], timeout_s: f64) -> Option<String> {
                 first,
                 format!(
                     "waits for data from {from} in {}, which all ranks have entered",
-                    name(event)
+                    describe_op(event)
                 ),
             ))
         }
@@ -62,17 +62,19 @@ fn describe_waits(reports: &[RankReport], root_cause: usize) -> String {
 }
 
 /// For example "all_reduce #12345 of group dp".
-fn name(event: &Event) -> String {
+fn describe_op(event: &Event) -> String {
     let Event { op, sequence, group, .. } = event;
     format!("{op} #{sequence} of group {group}")
 }
 
+/// Result of following a chain of waiting ranks.
 enum WaitCause {
     /// Rank that waits for no other, and its fault.
     RootCause(usize, String),
     /// For example "rank 0 in all_reduce #5 of group tp waits for rank 1, which …"
     Cycle(String),
-    Nothing,
+    /// The chain ends in a rank that waits for data which all ranks have entered.
+    Unknown,
 }
 
 struct WaitChain<'a> {
@@ -85,18 +87,18 @@ struct WaitChain<'a> {
 impl<'a> WaitChain<'a> {
     fn follow(&mut self, report: &'a RankReport) -> WaitCause {
         self.seen[report.rank] = true;
-        let mut best = WaitCause::Nothing;
+        let mut best = WaitCause::Unknown;
         let events: Vec<&Event> = match report.blocking_ops().next() {
             Some(_) => report.blocking_ops().collect(),
             None => report.active_ops().collect(),
         };
         for event in events {
-            self.path.push((report.rank, name(event)));
+            self.path.push((report.rank, describe_op(event)));
             for rank in self.blockers(report, event) {
                 let found = self.inspect(&self.reports[rank], event);
                 match (&found, &best) {
                     (WaitCause::RootCause(..), _) => return found,
-                    (WaitCause::Cycle(_), WaitCause::Nothing) => best = found,
+                    (WaitCause::Cycle(_), WaitCause::Unknown) => best = found,
                     _ => {}
                 }
             }
@@ -112,15 +114,18 @@ impl<'a> WaitChain<'a> {
             .iter()
             .find(|e| e.group == event.group && e.sequence == event.sequence)
             .is_some_and(|e| e.started.is_none());
-        let held = report.blocking_ops().next().is_some()
+        let is_blocked = report.blocking_ops().next().is_some()
             || (queued && report.active_ops().next().is_some());
         if report.ended.is_some() {
-            WaitCause::RootCause(report.rank, format!("ended and never entered {}", name(event)))
-        } else if !held {
+            WaitCause::RootCause(
+                report.rank,
+                format!("ended and never entered {}", describe_op(event)),
+            )
+        } else if !is_blocked {
             let what = match event.op {
-                Op::Recv => format!("never sent what {} waits for", name(event)),
-                Op::Send => format!("never received {}", name(event)),
-                _ => format!("never entered {}", name(event)),
+                Op::Recv => format!("never sent what {} waits for", describe_op(event)),
+                Op::Send => format!("never received {}", describe_op(event)),
+                _ => format!("never entered {}", describe_op(event)),
             };
             WaitCause::RootCause(report.rank, what)
         } else if let Some(at) = self.path.iter().position(|(rank, _)| *rank == report.rank) {
@@ -131,7 +136,7 @@ impl<'a> WaitChain<'a> {
                 .join(" waits for ");
             WaitCause::Cycle(format!("{links} waits for rank {}", report.rank))
         } else if self.seen[report.rank] {
-            WaitCause::Nothing
+            WaitCause::Unknown
         } else {
             self.follow(report)
         }

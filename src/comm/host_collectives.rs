@@ -6,6 +6,7 @@ use super::{ClockOffset, Group, Message};
 use base::DType;
 use device::Tensor;
 
+/// A rank in these collectives.
 pub struct HostCollectives {
     rank: usize,
     /// One group per grid dimension, in the numbering order of ranks.
@@ -45,18 +46,18 @@ impl HostCollectives {
 
     /// Returns the first rank's bytes on every rank.
     pub fn broadcast(&self, first: &[u8]) -> Vec<u8> {
-        let mut known = first.to_vec();
+        let mut bytes = first.to_vec();
         // Broadcasts along the grid, last dimension first. A rank receives in the first dimension
         // in which its index is not 0.
-        let mine = self.levels.iter().position(|group| group.rank() > 0);
-        let below = mine.unwrap_or(self.levels.len());
-        if let Some(level) = mine {
-            known = receive(&*self.levels[level], 0);
+        let receiving_level = self.levels.iter().position(|group| group.rank() > 0);
+        let below = receiving_level.unwrap_or(self.levels.len());
+        if let Some(level) = receiving_level {
+            bytes = receive(&*self.levels[level], 0);
         }
         for group in self.levels[..below].iter().rev() {
-            (1..group.size()).for_each(|to| send(&**group, to, &known));
+            (1..group.size()).for_each(|to| send(&**group, to, &bytes));
         }
-        known
+        bytes
     }
 
     /// Measures the offset of this rank's clock from rank 0's. `id` is the `clock_id`: ranks with

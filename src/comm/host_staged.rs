@@ -79,7 +79,7 @@ impl Group for HostStaged {
     }
 
     fn run(&self, collective: Collective) {
-        let (_, whole) = collective.whole(self.size());
+        let (_, whole) = collective.op_and_whole_tensor(self.size());
         let staged = self.buffers(&[whole])[0];
         let own = |part: Tensor| staged.span(self.rank() * part.numel(), part.numel());
         match collective {
@@ -112,7 +112,7 @@ impl Group for HostStaged {
             }
         }
         let staged: Vec<Message> = pairs()
-            .map(|(message, buffer)| message.with(*buffer))
+            .map(|(message, buffer)| message.with_tensor(*buffer))
             .collect();
         self.host.exchange(&staged);
         for (message, buffer) in pairs() {

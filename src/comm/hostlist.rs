@@ -6,24 +6,24 @@ const MOST: usize = 1 << 16;
 /// Expands a list to its hosts in order. The error describes what is wrong.
 pub fn expand(list: &str) -> Result<Vec<String>, String> {
     let mut hosts = Vec::new();
-    for item in split(list)? {
+    for item in split_items(list)? {
         let mut names = vec![String::new()];
         let mut rest = item;
         while let Some((before, after)) = rest.split_once('[') {
             let (inside, behind) = after
                 .split_once(']')
                 .ok_or(format!("{item}: [ without ]"))?;
-            let numbers = numbers(inside).map_err(|what| format!("{item}: {what}"))?;
+            let numbers = expand_numbers(inside).map_err(|what| format!("{item}: {what}"))?;
             if names.len() * numbers.len() > MOST {
                 return Err(format!("{item}: more than {MOST} hosts"));
             }
             names = names
                 .iter()
                 .flat_map(|name| {
-                    let begun = format!("{name}{before}");
+                    let prefix = format!("{name}{before}");
                     numbers
                         .iter()
-                        .map(|number| format!("{begun}{number}"))
+                        .map(|number| format!("{prefix}{number}"))
                         .collect::<Vec<_>>()
                 })
                 .collect();
@@ -45,7 +45,7 @@ pub fn expand(list: &str) -> Result<Vec<String>, String> {
 }
 
 /// Splits at commas outside of brackets.
-fn split(list: &str) -> Result<Vec<&str>, String> {
+fn split_items(list: &str) -> Result<Vec<&str>, String> {
     let mut items = Vec::new();
     let mut first = 0;
     let mut depth = 0;
@@ -68,7 +68,7 @@ fn split(list: &str) -> Result<Vec<&str>, String> {
 }
 
 /// Expands `01-03,7` and keeps leading zeros.
-fn numbers(inside: &str) -> Result<Vec<String>, String> {
+fn expand_numbers(inside: &str) -> Result<Vec<String>, String> {
     let mut all = Vec::new();
     for range in inside.split(',') {
         let (low, high) = range.split_once('-').unwrap_or((range, range));
@@ -94,7 +94,7 @@ fn numbers(inside: &str) -> Result<Vec<String>, String> {
 }
 
 /// Expands counts per node: `3,1`, `2(x4)`. The error describes what is wrong.
-pub fn counts(list: &str) -> Result<Vec<usize>, String> {
+pub fn expand_counts(list: &str) -> Result<Vec<usize>, String> {
     let mut all = Vec::new();
     for item in list.split(',') {
         let wrong = || format!("{item:?} is not a count such as 2 or 2(x4)");
@@ -138,10 +138,10 @@ mod tests {
 
     #[test]
     fn counts_per_node_expand() {
-        assert_eq!(counts("3,1"), Ok(vec![3, 1]));
-        assert_eq!(counts("2(x3),1"), Ok(vec![2, 2, 2, 1]));
+        assert_eq!(expand_counts("3,1"), Ok(vec![3, 1]));
+        assert_eq!(expand_counts("2(x3),1"), Ok(vec![2, 2, 2, 1]));
         for bad in ["", "x", "2(x", "2x4)", "2(x99999999999)", "-1", "2(y4)"] {
-            assert!(counts(bad).is_err(), "{bad:?}");
+            assert!(expand_counts(bad).is_err(), "{bad:?}");
         }
     }
 }

@@ -77,6 +77,7 @@ impl Default for Inbox {
 }
 
 impl Inbox {
+    /// Stores an arrived frame, and wakes the thread that waits for it.
     pub fn put(&self, from: usize, frame: Frame) {
         let mut state = self.state.lock();
         let key = (from, frame.id);
@@ -132,6 +133,7 @@ impl Inbox {
         self.changed.notify_all();
     }
 
+    /// Failure of the process group, if it has failed.
     pub fn failed(&self) -> Option<Failed> {
         self.state.lock().failed.clone()
     }

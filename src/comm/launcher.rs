@@ -64,13 +64,13 @@ impl LauncherEnv {
     ) -> Result<Option<LauncherEnv>, Problems> {
         let mut env = Env { variable, problems: Problems::default() };
         let mut launch = if env.text("RANK").is_some() && env.text("WORLD_SIZE").is_some() {
-            env.torchrun()
+            env.read_torchrun()
         } else if env.text("SLURM_PROCID").is_some() && env.text("SLURM_STEP_NUM_TASKS").is_some() {
-            env.slurm_step()
+            env.read_slurm_step()
         } else {
             return Ok(None);
         };
-        env.place(&mut launch);
+        env.apply_place(&mut launch);
         if launch.rank >= launch.world && env.problems.list.is_empty() {
             env.problem(
                 "the launcher's variables",
@@ -88,9 +88,9 @@ impl LauncherEnv {
         env.problems.or(Some(launch))
     }
 
-    /// Variables with which a process of this machine becomes that rank: torchrun's, which override
-    /// Slurm's. A ready rendezvous of the environment is overridden by the place.
-    pub fn local_variables(place: &Place) -> Vec<(&'static str, String)> {
+    /// Variables that make a process of this machine the rank of `place`: torchrun's, which override
+    /// Slurm's. The place also overrides GPTRAIN_RENDEZVOUS.
+    pub fn variables_for_place(place: &Place) -> Vec<(&'static str, String)> {
         let rank = place.rank.to_string();
         let world = place.world.to_string();
         let (host, port) = place
@@ -111,9 +111,9 @@ impl LauncherEnv {
     }
 
     /// Loopback address with a free port, for the ranks that this process starts.
-    pub fn free_address() -> std::io::Result<String> {
+    pub fn find_free_address() -> std::io::Result<String> {
         let process = std::process::id();
-        let address = |try_: u32| format!("127.0.0.1:{}", port(&format!("{process} {try_}")));
+        let address = |attempt: u32| format!("127.0.0.1:{}", port(&format!("{process} {attempt}")));
         let free = (0..1000)
             .map(address)
             .find(|address| TcpListener::bind(address).is_ok());
@@ -121,6 +121,7 @@ impl LauncherEnv {
     }
 }
 
+/// Variables being read, and the problems found so far.
 struct Env<'a> {
     variable: &'a dyn Fn(&str) -> Option<String>,
     problems: Problems,
@@ -151,7 +152,7 @@ impl Env<'_> {
     }
 
     /// Applies the supervisor's assignment, which overrides the launcher's.
-    fn place(&mut self, launch: &mut LauncherEnv) {
+    fn apply_place(&mut self, launch: &mut LauncherEnv) {
         let Some(text) = self.text(Place::VARIABLE) else { return };
         match serde_json::from_str(&text) {
             Ok(Place { epoch, rank, world, address }) => {
@@ -162,7 +163,7 @@ impl Env<'_> {
         }
     }
 
-    fn torchrun(&mut self) -> LauncherEnv {
+    fn read_torchrun(&mut self) -> LauncherEnv {
         let rank = self.number("RANK");
         let world = self.number("WORLD_SIZE");
         let local_rank = self.number_if_set("LOCAL_RANK").unwrap_or(0);
@@ -202,7 +203,7 @@ impl Env<'_> {
         LauncherEnv { rank, world, local_rank, local_world, cores, node, address, job }
     }
 
-    fn slurm_step(&mut self) -> LauncherEnv {
+    fn read_slurm_step(&mut self) -> LauncherEnv {
         let rank = self.number("SLURM_PROCID");
         let world = self.number("SLURM_STEP_NUM_TASKS");
         let local_rank = self.number("SLURM_LOCALID");
@@ -210,7 +211,7 @@ impl Env<'_> {
         let step = self.number("SLURM_STEP_ID");
         let restart = self.text("SLURM_RESTART_COUNT").unwrap_or("0".into());
         let job = format!("slurm {job}.{step} start {restart}");
-        let (nodes, tasks) = self.nodes(world);
+        let (nodes, tasks) = self.read_nodes(world);
         let number = self.number("SLURM_NODEID");
         let local_world = tasks.get(number).copied().unwrap_or(1);
         let cores = self.number_if_set("SLURM_CPUS_PER_TASK");
@@ -229,7 +230,7 @@ impl Env<'_> {
 
     /// Hosts of the step, and the number of ranks on each. (SLURM_LAUNCH_NODE_IPADDR is the host of
     /// srun, not of rank 0.)
-    fn nodes(&mut self, world: usize) -> (Vec<String>, Vec<usize>) {
+    fn read_nodes(&mut self, world: usize) -> (Vec<String>, Vec<usize>) {
         const LIST: &str = "SLURM_STEP_NODELIST";
         let nodes = match self.text(LIST).map(|list| hostlist::expand(&list)) {
             Some(Ok(nodes)) => nodes,
@@ -243,7 +244,7 @@ impl Env<'_> {
             }
         };
         const TASKS: &str = "SLURM_STEP_TASKS_PER_NODE";
-        let tasks = self.text(TASKS).map(|list| hostlist::counts(&list));
+        let tasks = self.text(TASKS).map(|list| hostlist::expand_counts(&list));
         match &tasks {
             Some(Err(what)) => self.problem(TASKS, what.clone(), ""),
             Some(Ok(counts)) if counts.iter().sum::<usize>() != world => {
@@ -339,9 +340,9 @@ mod tests {
 
     #[test]
     fn a_process_of_this_machine_becomes_a_rank() {
-        let address = LauncherEnv::free_address().unwrap();
+        let address = LauncherEnv::find_free_address().unwrap();
         let place = Place { epoch: 1, rank: 1, world: 2, address: address.clone() };
-        let variables = LauncherEnv::local_variables(&place);
+        let variables = LauncherEnv::variables_for_place(&place);
         let set = |name: &str| {
             let found = variables.iter().find(|(known, _)| *known == name);
             found.map(|(_, value)| value.clone())

@@ -63,7 +63,8 @@ impl Pool {
         buffer.resize(len)
     }
 
-    pub fn give(&self, buffer: Buffer) {
+    /// Returns a buffer for reuse, unless enough are kept.
+    pub fn give_back(&self, buffer: Buffer) {
         let mut free = self.free.lock();
         if free.bytes + buffer.capacity() <= Pool::KEPT {
             free.bytes += buffer.capacity();

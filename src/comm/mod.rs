@@ -1,9 +1,19 @@
 //! Collectives and messages between ranks, behind the trait `Group`. Six transports: a single rank
 //! (`Solo`), threads of one process (`threads`), processes over TCP (`tcp`), NCCL (`nccl`), GPUs
 //! through host memory (`host_staged`), and one that only counts bytes (`dry`). Also the flight
-//! recorder and the hang diagnosis.
+//! recorder and the hang diagnosis. Independent of tensor, pipeline and data parallelism.
 //!
-//! Does not know what tensor, pipeline or data parallelism mean.
+//! | file | contents |
+//! |---|---|
+//! | `launcher`, `hostlist` | the launcher's variables: rank, world, address of rank 0 |
+//! | `world`, `endpoint` | one rank; its transport, counters and queues, which its groups share |
+//! | `p2p_group`, `inbox`, `memory`, `queue` | groups over any transport of frames: threads and TCP |
+//! | `threads`, `tcp` | these two transports |
+//! | `nccl`, `host_staged`, `dry` | groups of GPUs; of GPUs through the host; groups that only count |
+//! | `host_collectives` | small collectives of values on the host, for control |
+//! | `recorder`, `report`, `dump` | the last operations of a rank; its state in heartbeats and on disk |
+//! | `hang`, `watchdog` | diagnosis of the rank at fault; its time limits |
+//! | `clock` | offsets between the clocks of ranks |
 //!
 //! **Failure.** A collective returns no error: its buffers are partly written, so the caller could
 //! not recover. The process group fails if a rank dies, hangs, or enters another collective than
@@ -89,7 +99,8 @@ pub trait Group {
     fn begin(&self, collective: Collective) -> Pending {
         self.begin_ahead(collective)
     }
-    /// Like `begin`, for a result that is needed soon: uses another queue than `begin`.
+    /// Like `begin`, for a result that the next layer needs: does not wait behind the long collectives of
+    /// `begin`, because it uses another queue.
     fn begin_ahead(&self, collective: Collective) -> Pending {
         self.run(collective);
         Pending::DONE
@@ -137,12 +148,12 @@ pub enum Collective {
 }
 
 impl Collective {
-    fn sums(&self) -> bool {
+    fn is_sum(&self) -> bool {
         !matches!(self, Collective::AllGather { .. })
     }
 
-    /// Op and whole tensor, in a group of `size` ranks, which must divide it evenly.
-    fn whole(&self, size: usize) -> (Op, Tensor) {
+    /// Kind of the collective and its whole tensor, in a group of `size` ranks, which must divide it evenly.
+    fn op_and_whole_tensor(&self, size: usize) -> (Op, Tensor) {
         let (op, part, whole) = match *self {
             Collective::AllReduce(x) => return (Op::AllReduce, x),
             Collective::AllGather { part, whole } => (Op::AllGather, part, whole),
@@ -184,7 +195,7 @@ impl Message {
     }
 
     /// Message with another tensor between the same ranks.
-    pub fn with(&self, x: Tensor) -> Message {
+    pub fn with_tensor(&self, x: Tensor) -> Message {
         match *self {
             Message::Send { to, .. } => Message::Send { to, x },
             Message::Recv { from, .. } => Message::Recv { from, x },
@@ -207,18 +218,18 @@ pub const GRAD_SUM: &str = "grad_sum";
 #[derive(Debug)]
 #[must_use = "only after `finish` may the result be used and the tensors changed"]
 pub struct Pending {
-    /// Number on the queue, from 1; 0 if it is already complete.
+    /// Number of its job on the queue, from 1; 0 if it is already complete.
     job: u64,
     /// Number of its event in the flight recorder.
     event: u64,
-    /// Whether it is a sum on a GPU.
-    sums: bool,
+    /// Whether it is a sum on a GPU, whose end is to be counted.
+    is_gpu_sum: bool,
     /// The message; None for a collective.
     message: Option<Message>,
 }
 
 impl Pending {
-    const DONE: Pending = Pending { job: 0, event: 0, sums: false, message: None };
+    const DONE: Pending = Pending { job: 0, event: 0, is_gpu_sum: false, message: None };
 }
 
 /// Kind of communication.

@@ -20,6 +20,7 @@ use tracing::span::EnteredSpan;
 /// is the size of a chunk.
 const MAX_IN_FLIGHT_BYTES: usize = 4 << 20;
 
+/// Group over a transport of frames.
 pub struct P2pGroup {
     resources: Arc<RankResources>,
     members: GroupMembers,
@@ -40,20 +41,20 @@ impl P2pGroup {
         P2pGroup { resources, members, counters, begun: Default::default() }
     }
 
-    fn start(&self, collective: Collective, queued: bool) -> Call {
-        let (op, whole) = collective.whole(self.size());
+    fn enter_collective(&self, collective: Collective, queued: bool) -> Call {
+        let (op, whole) = collective.op_and_whole_tensor(self.size());
         self.members
             .record(op, whole, self.counters.number_collective(), None, queued)
     }
 
-    fn start_message(&self, message: &Message, queued: bool) -> Call {
+    fn enter_message(&self, message: &Message, queued: bool) -> Call {
         let number = self.counters.number_message(message);
         self.members
             .record(message.op(), message.tensor(), number, Some(message.peer()), queued)
     }
 
-    /// Runs an entered operation on a queue.
-    fn run_on(
+    /// Queues an entered operation.
+    fn queue_call(
         &self,
         queue: QueueKind,
         call: Call,
@@ -63,7 +64,7 @@ impl P2pGroup {
         let job = move || run(&members).map_err(|failed| members.endpoint.fail(failed));
         let job = self
             .resources
-            .queue(queue, |queue| queue.begin(Box::new(job)));
+            .with_queue(queue, |queue| queue.begin(Box::new(job)));
         self.begun[queue as usize].set(job);
         Pending { job, event: call.event, ..Pending::DONE }
     }
@@ -85,16 +86,24 @@ impl Group for P2pGroup {
     }
 
     fn run(&self, collective: Collective) {
-        let _waiting = self.members.endpoint.recorder.waiting(&self.members.name);
-        let call = self.start(collective, false);
+        let _waiting = self
+            .members
+            .endpoint
+            .recorder
+            .begin_wait(&self.members.name);
+        let call = self.enter_collective(collective, false);
         self.raise_on_error(self.members.run_collective(call, collective));
     }
 
     fn exchange(&self, messages: &[Message]) {
-        let _waiting = self.members.endpoint.recorder.waiting(&self.members.name);
+        let _waiting = self
+            .members
+            .endpoint
+            .recorder
+            .begin_wait(&self.members.name);
         let calls: Vec<Call> = messages
             .iter()
-            .map(|m| self.start_message(m, false))
+            .map(|m| self.enter_message(m, false))
             .collect();
         for (message, call) in messages.iter().zip(&calls) {
             if let Message::Send { to, x } = *message {
@@ -109,8 +118,8 @@ impl Group for P2pGroup {
     }
 
     fn begin(&self, collective: Collective) -> Pending {
-        let call = self.start(collective, true);
-        self.run_on(QueueKind::Collectives, call, move |members: &GroupMembers| {
+        let call = self.enter_collective(collective, true);
+        self.queue_call(QueueKind::Collectives, call, move |members: &GroupMembers| {
             members.run_collective(call, collective)
         })
     }
@@ -120,10 +129,10 @@ impl Group for P2pGroup {
         let Message::Send { to, x } = message else {
             return Pending { message: Some(message), ..Pending::DONE };
         };
-        let call = self.start_message(&message, true);
+        let call = self.enter_message(&message, true);
         Pending {
             message: Some(message),
-            ..self.run_on(QueueKind::Messages, call, move |members: &GroupMembers| {
+            ..self.queue_call(QueueKind::Messages, call, move |members: &GroupMembers| {
                 members.send(call, to, x)
             })
         }
@@ -138,9 +147,13 @@ impl Group for P2pGroup {
         if pending.job == 0 {
             return;
         }
-        let _waiting = self.members.endpoint.recorder.waiting(&self.members.name);
+        let _waiting = self
+            .members
+            .endpoint
+            .recorder
+            .begin_wait(&self.members.name);
         self.members.endpoint.recorder.mark_waited(pending.event);
-        let done = self.resources.queue(queue, |queue| queue.done());
+        let done = self.resources.with_queue(queue, |queue| queue.done());
         self.raise_on_error(done.wait(pending.job));
     }
 }
@@ -153,7 +166,7 @@ impl Drop for P2pGroup {
             let last = self.begun[queue as usize].get();
             if last > 0 {
                 self.resources.fail_if_panicking();
-                let done = self.resources.queue(queue, |queue| queue.done());
+                let done = self.resources.with_queue(queue, |queue| queue.done());
                 // Callers that wait for a result report a failure of the group.
                 done.wait(last).ok();
             }
@@ -231,8 +244,8 @@ impl GroupMembers {
     /// Sums this rank's slice over all ranks into `mine`, which initially holds its own
     /// contribution.
     fn reduce(&self, call: Call, whole: Tensor, mine: Tensor) -> Result<(), Failed> {
-        for chunk in 0..self.chunks(whole) {
-            for to in self.others() {
+        for chunk in 0..self.chunks_of_whole(whole) {
+            for to in self.other_ranks() {
                 self.send_chunk(call, to, self.chunk(self.slice(whole, to), chunk))?;
             }
             let into = self.chunk(mine, chunk);
@@ -243,7 +256,7 @@ impl GroupMembers {
             }
             memory::sum(&parts, into);
             for part in parts.into_iter().flatten() {
-                self.endpoint.inbox.pool.give(part);
+                self.endpoint.inbox.pool.give_back(part);
             }
         }
         Ok(())
@@ -251,12 +264,12 @@ impl GroupMembers {
 
     /// Replaces every slice of `whole` by its owner's.
     fn gather(&self, call: Call, whole: Tensor) -> Result<(), Failed> {
-        for chunk in 0..self.chunks(whole) {
+        for chunk in 0..self.chunks_of_whole(whole) {
             let mine = self.chunk(self.slice(whole, self.me), chunk);
-            for to in self.others() {
+            for to in self.other_ranks() {
                 self.send_chunk(call, to, mine)?;
             }
-            for from in self.others() {
+            for from in self.other_ranks() {
                 self.receive_into(call, from, self.chunk(self.slice(whole, from), chunk))?;
             }
         }
@@ -265,7 +278,7 @@ impl GroupMembers {
 
     fn send(&self, call: Call, to: usize, x: Tensor) -> Result<(), Failed> {
         let _span = self.start(&call);
-        for chunk in 0..self.count(x.numel(), x) {
+        for chunk in 0..self.chunk_count(x.numel(), x) {
             self.send_chunk(call, to, self.chunk(x, chunk))?;
         }
         self.endpoint.recorder.finish(call.event);
@@ -274,7 +287,7 @@ impl GroupMembers {
 
     fn receive(&self, call: Call, from: usize, x: Tensor) -> Result<(), Failed> {
         let _span = self.start(&call);
-        for chunk in 0..self.count(x.numel(), x) {
+        for chunk in 0..self.chunk_count(x.numel(), x) {
             self.receive_into(call, from, self.chunk(x, chunk))?;
         }
         self.endpoint.recorder.finish(call.event);
@@ -282,7 +295,7 @@ impl GroupMembers {
     }
 
     /// Other members, starting after this rank, so that not all send to the first at once.
-    fn others(&self) -> impl Iterator<Item = usize> {
+    fn other_ranks(&self) -> impl Iterator<Item = usize> {
         let size = self.ranks.len();
         let me = self.me;
         (1..size).map(move |ahead| (me + ahead) % size)
@@ -302,11 +315,11 @@ impl GroupMembers {
     }
 
     /// Chunks of the longest slice. An empty tensor has one chunk, so that the ranks synchronise.
-    fn chunks(&self, whole: Tensor) -> usize {
-        self.count(whole.numel().div_ceil(self.ranks.len()), whole)
+    fn chunks_of_whole(&self, whole: Tensor) -> usize {
+        self.chunk_count(whole.numel().div_ceil(self.ranks.len()), whole)
     }
 
-    fn count(&self, numel: usize, x: Tensor) -> usize {
+    fn chunk_count(&self, numel: usize, x: Tensor) -> usize {
         numel.div_ceil(self.chunk_len(x)).max(1)
     }
 
@@ -328,7 +341,7 @@ impl GroupMembers {
     fn receive_into(&self, call: Call, from: usize, to: Tensor) -> Result<(), Failed> {
         let data = self.receive_chunk(call, from)?;
         memory::write(&data, to);
-        self.endpoint.inbox.pool.give(data);
+        self.endpoint.inbox.pool.give_back(data);
         Ok(())
     }
 
@@ -338,7 +351,7 @@ impl GroupMembers {
         let group = &self.name;
         let what = call.signature;
         let number = call.id.sequence;
-        self.endpoint.recorder.waits_for(call.event, source);
+        self.endpoint.recorder.set_waits_for(call.event, source);
         let frame = self.endpoint.inbox.take(source, call.id, || {
             Failed::new(format!(
                 "rank {source} has ended; \
@@ -350,7 +363,7 @@ impl GroupMembers {
             _ => what,
         };
         if frame.signature != fits {
-            return Err(different(number, group, [(rank, what), (source, frame.signature)]));
+            return Err(mismatch_failure(number, group, [(rank, what), (source, frame.signature)]));
         }
         Ok(frame.data)
     }
@@ -358,7 +371,7 @@ impl GroupMembers {
 
 /// Failure of two ranks that entered different operations under one number; the line is the same on
 /// both.
-fn different(number: u64, group: &str, mut pair: [(usize, OpSignature); 2]) -> Failed {
+fn mismatch_failure(number: u64, group: &str, mut pair: [(usize, OpSignature); 2]) -> Failed {
     pair.sort_by_key(|(rank, _)| *rank);
     let [(low, its), (high, other)] = pair;
     Failed::new(format!(

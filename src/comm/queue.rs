@@ -29,17 +29,27 @@ impl QueueKind {
     }
 }
 
+/// Handle of a queue's thread.
 pub struct Queue {
     worker: Worker<Job, ()>,
+    /// Number of jobs that were queued.
     begun: u64,
     done: Arc<Done>,
 }
 
-/// Number of completed jobs. After a failure the remaining jobs are not run.
+/// Progress of a queue, shared with its thread.
 #[derive(Default)]
 pub struct Done {
-    state: Mutex<(u64, Option<Failed>)>,
+    state: Mutex<DoneState>,
     changed: Condvar,
+}
+
+#[derive(Default)]
+struct DoneState {
+    /// Number of jobs that have ended.
+    jobs: u64,
+    /// Failure of a job. After it the remaining jobs are not run.
+    failed: Option<Failed>,
 }
 
 impl Queue {
@@ -53,12 +63,12 @@ impl Queue {
             CAPACITY,
             move |job: Job| {
                 let _span = span.enter();
-                let failed = report.state.lock().1.is_some();
+                let failed = report.state.lock().failed.is_some();
                 let outcome = if failed { Ok(()) } else { job() };
                 let mut state = report.state.lock();
-                state.0 += 1;
+                state.jobs += 1;
                 if let Err(failed) = outcome {
-                    state.1 = Some(failed);
+                    state.failed = Some(failed);
                 }
                 report.changed.notify_all();
                 None
@@ -83,9 +93,9 @@ impl Done {
     /// Sleeps until a job has ended.
     pub fn wait(&self, job: u64) -> Result<(), Failed> {
         let mut state = self.state.lock();
-        while state.0 < job {
+        while state.jobs < job {
             self.changed.wait(&mut state);
         }
-        state.1.clone().map_or(Ok(()), Err)
+        state.failed.clone().map_or(Ok(()), Err)
     }
 }

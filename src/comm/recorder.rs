@@ -63,7 +63,7 @@ impl Event {
 
 /// Last events of one rank.
 pub struct Recorder {
-    born: Moment,
+    created: Moment,
     state: Mutex<State>,
 }
 
@@ -72,12 +72,15 @@ struct State {
     events: VecDeque<Event>,
     log: VecDeque<LogLine>,
     groups: Vec<GroupCount>,
-    next: u64,
+    /// Number of the next event.
+    next_number: u64,
     phase: String,
-    since: f64,
+    /// Start of the phase.
+    phase_since: f64,
     node: String,
     coord: String,
     waited: Waited,
+    /// Seconds that the rank's own thread has waited, by group.
     waits: BTreeMap<String, f64>,
     busy: VecDeque<BusyWindow>,
 }
@@ -92,7 +95,7 @@ pub struct Waited {
     pub device: f64,
 }
 
-/// Guard that counts time as waiting of the rank's own thread until it is dropped.
+/// Guard of `Recorder::begin_wait`.
 pub(super) struct Waiting<'a> {
     recorder: &'a Recorder,
     group: &'a str,
@@ -102,14 +105,14 @@ pub(super) struct Waiting<'a> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.recorder
-            .host_waited(self.group, self.since.elapsed().as_secs_f64());
+            .add_host_wait(self.group, self.since.elapsed().as_secs_f64());
     }
 }
 
 impl Default for Recorder {
     fn default() -> Recorder {
         let state = State { phase: "starting".to_string(), ..State::default() };
-        Recorder { born: Moment::now(), state: Mutex::new(state) }
+        Recorder { created: Moment::now(), state: Mutex::new(state) }
     }
 }
 
@@ -134,7 +137,7 @@ impl Recorder {
     pub fn set_phase(&self, what: &str) {
         let now = self.now();
         let mut state = self.state.lock();
-        state.since = now;
+        state.phase_since = now;
         state.phase.clear();
         state.phase.push_str(what);
     }
@@ -152,12 +155,12 @@ impl Recorder {
         push_last(&mut self.state.lock().log, line, KEPT_LINES);
     }
 
-    /// Starts counting time as waiting of the rank's own thread in a group.
-    pub(super) fn waiting<'a>(&'a self, group: &'a str) -> Waiting<'a> {
+    /// Counts the time until the guard is dropped as waiting of the rank's own thread in a group.
+    pub(super) fn begin_wait<'a>(&'a self, group: &'a str) -> Waiting<'a> {
         Waiting { recorder: self, group, since: Moment::now() }
     }
 
-    fn host_waited(&self, group: &str, seconds: f64) {
+    fn add_host_wait(&self, group: &str, seconds: f64) {
         let mut state = self.state.lock();
         state.waited.host += seconds;
         if let Some(sum) = state.waits.get_mut(group) {
@@ -173,7 +176,7 @@ impl Recorder {
     }
 
     /// Adds waiting time of the GPU's compute stream.
-    pub(super) fn device_waited(&self, seconds: f64) {
+    pub(super) fn add_device_wait(&self, seconds: f64) {
         self.state.lock().waited.device += seconds;
     }
 
@@ -204,7 +207,7 @@ impl Recorder {
             node: node.to_string(),
             coord: state.coord.clone(),
             phase: state.phase.clone(),
-            phase_since: state.since,
+            phase_since: state.phase_since,
             now,
             silent: None,
             ended: None,
@@ -228,7 +231,7 @@ impl Recorder {
 
     /// Seconds since the recorder was created, as far as they count for time limits.
     pub fn now(&self) -> f64 {
-        self.born.waited().as_secs_f64()
+        self.created.waited().as_secs_f64()
     }
 
     /// Registers a group of this rank. A rank's group names are unique.
@@ -244,8 +247,8 @@ impl Recorder {
     pub(super) fn enqueue(&self, event: Event) -> u64 {
         let now = self.now();
         let mut state = self.state.lock();
-        let number = state.next;
-        state.next += 1;
+        let number = state.next_number;
+        state.next_number += 1;
         if let Some(group) = state
             .groups
             .iter_mut()
@@ -257,28 +260,31 @@ impl Recorder {
         number
     }
 
+    /// Records that an operation has started.
     pub(super) fn start(&self, number: u64) {
         let now = self.now();
-        self.change(number, |event| event.started = Some(now));
+        self.change_event(number, |event| event.started = Some(now));
     }
 
-    pub(super) fn waits_for(&self, number: u64, rank: usize) {
-        self.change(number, |event| event.awaiting = Some(rank));
+    /// Sets the rank whose data an operation waits for.
+    pub(super) fn set_waits_for(&self, number: u64, rank: usize) {
+        self.change_event(number, |event| event.awaiting = Some(rank));
     }
 
     /// Marks a queued operation as one that the rank now waits for.
     pub(super) fn mark_waited(&self, number: u64) {
-        self.change(number, |event| event.queued = false);
+        self.change_event(number, |event| event.queued = false);
     }
 
+    /// Records that an operation has finished.
     pub(super) fn finish(&self, number: u64) {
         let now = self.now();
-        self.change(number, |event| event.finished = Some(now));
+        self.change_event(number, |event| event.finished = Some(now));
     }
 
-    fn change(&self, number: u64, change: impl FnOnce(&mut Event)) {
+    fn change_event(&self, number: u64, change: impl FnOnce(&mut Event)) {
         let mut state = self.state.lock();
-        let first = state.next - state.events.len() as u64;
+        let first = state.next_number - state.events.len() as u64;
         let place = number.checked_sub(first).map(|place| place as usize);
         if let Some(event) = place.and_then(|place| state.events.get_mut(place)) {
             change(event);

@@ -98,11 +98,12 @@ impl GroupCount {
         GroupCount { name, ranks, collectives: 0, sent: none.clone(), received: none }
     }
 
+    /// Counts an operation that the rank enters.
     pub fn count(&mut self, event: &Event) {
-        let with = event
+        let peer_index = event
             .peer
             .and_then(|peer| self.ranks.iter().position(|rank| *rank == peer));
-        match (event.op, with) {
+        match (event.op, peer_index) {
             (Op::Send, Some(to)) => self.sent[to] = event.sequence,
             (Op::Recv, Some(from)) => self.received[from] = event.sequence,
             _ => self.collectives = event.sequence,

@@ -6,7 +6,7 @@ mod hangs;
 
 use super::{Op, World, threads};
 use base::DType;
-use base::testing::{ends, until};
+use base::testing::{run_to_end, until};
 use exercise::{Numbers, check_ops, check_reduce};
 use std::sync::Barrier;
 
@@ -102,7 +102,7 @@ fn a_group_that_goes_waits_for_what_it_began() {
         });
         assert!(failed.is_ok_and(|line| rank == 0 || line.contains("given up")));
     };
-    ends("every rank", move || on_threads(threads::world(2), rank));
+    run_to_end("every rank", move || on_threads(threads::world(2), rank));
 }
 
 /// Rank 1 joins only after ranks 0 and 2, which have started, have completed something else.
@@ -134,7 +134,7 @@ fn a_collective_begun_does_not_hold_up_the_next() {
 
 #[test]
 fn sixty_four_ranks_on_few_cores_finish() {
-    ends("a world of 64 ranks", move || {
+    run_to_end("a world of 64 ranks", move || {
         on_threads(threads::world(64), |world: World| {
             let all: Vec<usize> = (0..64).collect();
             let group = world.group("all", &all);

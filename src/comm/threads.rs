@@ -15,7 +15,7 @@ pub fn world(size: usize) -> Vec<World> {
 }
 
 /// Creates a world with a watchdog thread that detects hangs.
-pub fn watched(size: usize, watchdog: &Watchdog) -> anyhow::Result<Vec<World>> {
+pub fn with_watchdog(size: usize, watchdog: &Watchdog) -> anyhow::Result<Vec<World>> {
     let (alive, ended) = channel();
     let shared = Arc::new(ThreadWorld::new(size, Some(watchdog.clone()), alive));
     let seen = Arc::downgrade(&shared);
@@ -38,7 +38,8 @@ fn handles(shared: Arc<ThreadWorld>) -> Vec<World> {
 /// State shared by all ranks.
 struct ThreadWorld {
     ranks: Vec<ThreadRank>,
-    first: OnceLock<Failed>,
+    /// First failure, on which all ranks agree.
+    failed: OnceLock<Failed>,
     watchdog: Option<Watchdog>,
     /// Dropped with this struct, which signals the watchdog thread that the last rank has ended.
     _alive: Mutex<Sender<()>>,
@@ -55,7 +56,7 @@ struct ThreadRank {
 impl ThreadWorld {
     fn new(size: usize, watchdog: Option<Watchdog>, alive: Sender<()>) -> ThreadWorld {
         let ranks = (0..size).map(|_| ThreadRank::default()).collect();
-        ThreadWorld { ranks, first: OnceLock::new(), watchdog, _alive: Mutex::new(alive) }
+        ThreadWorld { ranks, failed: OnceLock::new(), watchdog, _alive: Mutex::new(alive) }
     }
 
     fn reports(&self, events: usize) -> Vec<RankReport> {
@@ -70,7 +71,7 @@ impl ThreadWorld {
     }
 
     fn fail(&self, failed: Failed) -> Failed {
-        let agreed = self.first.get_or_init(|| {
+        let agreed = self.failed.get_or_init(|| {
             if let Some(watchdog) = &self.watchdog {
                 watchdog.claim(failed.line.clone());
                 watchdog.dump(&self.reports(usize::MAX));
@@ -86,7 +87,7 @@ impl ThreadWorld {
 fn watch_for_hangs(shared: &Weak<ThreadWorld>, watchdog: &Watchdog, ended: &Receiver<()>) {
     while ended.recv_timeout(watchdog.period()) == Err(RecvTimeoutError::Timeout) {
         let Some(shared) = shared.upgrade() else { return };
-        let mut failed = shared.first.get().cloned();
+        let mut failed = shared.failed.get().cloned();
         if failed.is_none()
             && let Some(line) = diagnose(&shared.reports(8), watchdog.timeout.as_secs_f64())
         {

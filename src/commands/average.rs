@@ -91,7 +91,7 @@ fn write_mean(
         checkpoint::Optimizer { began: step, ..saving::initial_optimizer(&loaded.manifest) };
     let state = State {
         run: checkpoint::nonce(),
-        loss_scale: last.index.loss_scale.map(ScaleState::uncounted),
+        loss_scale: last.index.loss_scale.map(ScaleState::without_counters),
         skipped_updates: 0,
         pending: None,
         optimizer,

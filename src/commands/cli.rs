@@ -322,7 +322,7 @@ fn colour_lines(lines: &str) -> String {
 /// Exit code of a command that succeeded: 1 with a message if writing to standard output failed, as
 /// on a full disk.
 fn check_output() -> (u8, Option<String>) {
-    match base::say::failed() {
+    match base::say::write_error() {
         None => (0, None),
         Some(error) => (1, Some(format!("gptrain: cannot write to standard output: {error}"))),
     }

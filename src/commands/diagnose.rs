@@ -94,14 +94,14 @@ fn summarize(report: &RankReport) -> String {
     let doing = format!("{} for {}", report.phase, Seconds(report.now - report.phase_since));
     let within: Vec<String> = report
         .active_ops()
-        .map(|event| waiting(report, event))
+        .map(|event| describe_pending(report, event))
         .collect();
     let within = if within.is_empty() { "in no collective".into() } else { within.join(", ") };
     format!("{name}: {doing}; {within}{end}")
 }
 
 /// Pending operation: "in all_reduce #7 of group dp for 41 s, waits for rank 3".
-fn waiting(report: &RankReport, event: &Event) -> String {
+fn describe_pending(report: &RankReport, event: &Event) -> String {
     let Event { op, sequence, group, .. } = event;
     let since = Seconds(report.now - event.started.unwrap_or(report.now));
     let awaits = event

@@ -103,7 +103,9 @@ impl Pruning {
             .into());
         }
         let steps: Vec<u64> = published.iter().map(|found| found.step).collect();
-        let old: BTreeSet<u64> = checkpoint::outdated(&steps, keep).into_iter().collect();
+        let old: BTreeSet<u64> = checkpoint::find_outdated(&steps, keep)
+            .into_iter()
+            .collect();
         let newest_copy = if old.is_empty() { None } else { find_newest_copy(run)? };
         let is_copied = |step: &u64| newest_copy.is_some_and(|newest| *step <= newest);
         let uncopied = old

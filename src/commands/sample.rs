@@ -51,7 +51,7 @@ struct FirstToken {
 
 impl FirstToken {
     fn new(tokenizer: &Tokenizer, token: u32) -> FirstToken {
-        let specials = tokenizer.specials().iter();
+        let specials = tokenizer.added_tokens().iter();
         let name = specials
             .filter(|(_, id)| *id == token)
             .map(|(name, _)| name.to_string())
@@ -230,7 +230,7 @@ fn print_now(text: &str) -> bool {
     let mut out = std::io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     let reads = written.is_ok();
-    say::until_closed(written);
+    say::record_failed_write(written);
     reads
 }
 

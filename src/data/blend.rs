@@ -10,22 +10,22 @@ use base::Problems;
 pub struct Blend {
     /// Dataset of each sample.
     dataset: Vec<u16>,
-    /// Samples that each dataset provided before each block, [size / BLOCK + 1, datasets].
-    given: Vec<u64>,
+    /// Samples that each dataset provides before each block of `BLOCK` samples, [size / BLOCK + 1, datasets].
+    before_block: Vec<u64>,
     datasets: usize,
 }
 
 /// Maximum number of datasets, as in Megatron.
 pub const MOST_DATASETS: usize = i16::MAX as usize - 1;
 
-/// Problem for too many datasets.
-pub fn too_many(place: &str, datasets: usize) -> Option<Problems> {
+/// Problem if there are too many datasets.
+pub fn check_dataset_count(place: &str, datasets: usize) -> Option<Problems> {
     let what = format!("{datasets} datasets; a mixture has at most {MOST_DATASETS}");
     let remedy = "merge some of them: gptrain data merge";
     (datasets > MOST_DATASETS).then(|| Problems::one(place, what, remedy))
 }
 
-/// Samples per entry of `given`: few enough to count through, many enough to save memory.
+/// Samples per entry of `before_block`: few enough to count through, many enough to save memory.
 const BLOCK: usize = 1024;
 
 impl Blend {
@@ -33,7 +33,9 @@ impl Blend {
     pub fn weighted(weights: &[f64], size: usize) -> Blend {
         assert!(weights.len() <= MOST_DATASETS, "{} datasets", weights.len());
         let weights = normalize(weights);
-        Blend::build(weights.len(), size, |i, used| lagging(&weights, used, i, |_| true))
+        Blend::build(weights.len(), size, |i, used| {
+            find_furthest_behind(&weights, used, i, |_| true)
+        })
     }
 
     /// Blends every sample of every dataset once, in proportion to their `sizes`.
@@ -42,30 +44,31 @@ impl Blend {
         let weights = normalize(&lengths);
         let size = sizes.iter().sum::<u64>() as usize;
         Blend::build(sizes.len(), size, |i, used| {
-            lagging(&weights, used, i, |dataset| used[dataset] < sizes[dataset])
+            find_furthest_behind(&weights, used, i, |dataset| used[dataset] < sizes[dataset])
         })
     }
 
     fn build(datasets: usize, size: usize, next: impl Fn(usize, &[u64]) -> usize) -> Blend {
         let mut used = vec![0; datasets];
-        let mut blend = Blend { dataset: Vec::with_capacity(size), given: Vec::new(), datasets };
+        let mut blend =
+            Blend { dataset: Vec::with_capacity(size), before_block: Vec::new(), datasets };
         for i in 0..size {
             if i.is_multiple_of(BLOCK) {
-                blend.given.extend_from_slice(&used);
+                blend.before_block.extend_from_slice(&used);
             }
             let dataset = next(i, &used);
             used[dataset] += 1;
             blend.dataset.push(dataset as u16);
         }
         if size.is_multiple_of(BLOCK) {
-            blend.given.extend_from_slice(&used); // so that `given(size)` finds its block
+            blend.before_block.extend_from_slice(&used); // so that `samples_before(size)` finds its block
         }
         blend
     }
 
     /// Bytes in memory.
     pub fn bytes(&self) -> u64 {
-        (size_of_val(&*self.dataset) + size_of_val(&*self.given)) as u64
+        (size_of_val(&*self.dataset) + size_of_val(&*self.before_block)) as u64
     }
 
     /// Number of samples.
@@ -78,7 +81,7 @@ impl Blend {
         let k = k as usize;
         let dataset = self.dataset[k];
         let block = k / BLOCK;
-        let before = self.given[block * self.datasets + dataset as usize];
+        let before = self.before_block[block * self.datasets + dataset as usize];
         let since = self.dataset[block * BLOCK..k]
             .iter()
             .filter(|d| **d == dataset)
@@ -86,11 +89,11 @@ impl Blend {
         (dataset as usize, before + since as u64)
     }
 
-    /// Samples that each dataset provides before sample k (k may be one past the last).
-    pub fn given(&self, k: u64) -> Vec<u64> {
+    /// Number of samples of each dataset before sample k, which may be one past the last.
+    pub fn samples_before(&self, k: u64) -> Vec<u64> {
         let k = k as usize;
         let block = k / BLOCK;
-        let mut given = match self.given.chunks(self.datasets).nth(block) {
+        let mut given = match self.before_block.chunks(self.datasets).nth(block) {
             Some(given) => given.to_vec(),
             None => vec![0; self.datasets], // nothing was blended
         };
@@ -102,7 +105,12 @@ impl Blend {
 }
 
 /// Dataset furthest behind its share at step i; the first of several.
-fn lagging(weights: &[f64], used: &[u64], i: usize, allowed: impl Fn(usize) -> bool) -> usize {
+fn find_furthest_behind(
+    weights: &[f64],
+    used: &[u64],
+    i: usize,
+    allowed: impl Fn(usize) -> bool,
+) -> usize {
     let step = (i as f64).max(1.0);
     let mut best = usize::MAX;
     let mut worst = f64::NEG_INFINITY;

@@ -20,7 +20,7 @@ pub struct Build<'a> {
     pub inputs: &'a [Input],
     pub rules: DocumentRules,
     pub tokenizer: &'a Tokenizer,
-    /// Which tokenizer it is, written beside the index; `append` and `parse_special` are added.
+    /// Record of the tokenizer, written beside the index; `append_eod` and `parse_special` are filled in.
     pub record: Option<Record>,
     pub output: PathBuf,
     pub existing: Existing,
@@ -29,7 +29,7 @@ pub struct Build<'a> {
     pub append: Option<u32>,
     /// Whether special tokens in the text become their ids.
     pub parse_special: bool,
-    /// Number of sequences below which documents are cut (`Writer::cut`); 0 keeps each a sequence.
+    /// Number of sequences below which documents are cut (`Writer::cut_documents`); 0 keeps each a sequence.
     pub min_sequences: usize,
     /// Seed of the documents' order; None keeps the order of the corpus.
     pub shuffle: Option<u64>,
@@ -68,7 +68,7 @@ impl Build<'_> {
     /// an error the output is removed.
     pub fn run(&self, progress: impl FnMut(ReadProgress, u64)) -> Result<Built> {
         UnshuffledFolder::remove_leftover(&self.output)?;
-        let mut writer = Writer::over(&self.output, self.token_type, self.existing)?;
+        let mut writer = Writer::create_or_replace(&self.output, self.token_type, self.existing)?;
         let mut record = self.record.clone();
         if let Some(record) = &mut record {
             record.append_eod = self.append;
@@ -88,7 +88,7 @@ impl Build<'_> {
     }
 
     fn finish(&self, mut writer: Writer, record: Option<&Record>, built: Built) -> Result<Built> {
-        let is_cut = self.min_sequences > 0 && writer.cut(self.min_sequences);
+        let is_cut = self.min_sequences > 0 && writer.cut_documents(self.min_sequences);
         let cut = is_cut.then(|| writer.sequences());
         finish(writer, record)?;
         Ok(Built { cut, ..built })
@@ -106,7 +106,7 @@ impl Build<'_> {
             threads: self.threads,
             whole_texts: !self.tokenizer.cuts_at_lines(),
         };
-        corpus::in_order(
+        corpus::process_in_order(
             &options,
             || {
                 let mut encoder = Encoder::new(self.tokenizer);
@@ -139,11 +139,11 @@ impl Build<'_> {
     }
 
     fn encode(&self, encoder: &mut Encoder<'_>, chunk: &corpus::Chunk) -> Result<Encoded> {
-        let mut encoded = Encoded { continues: chunk.continues, ..Encoded::default() };
+        let mut encoded = Encoded { continues: chunk.continues_in_next, ..Encoded::default() };
         encoded.skipped = chunk.documents(&self.rules, |text| {
             let first = encoded.ids.len();
             encoded.text += text.len() as u64;
-            if chunk.continued {
+            if chunk.continues_previous {
                 encoder.encode_more(text, &mut encoded.ids)?;
             } else {
                 encoder.encode(text, &mut encoded.ids)?;
@@ -163,7 +163,7 @@ impl Build<'_> {
             if encoded.continues && i + 1 == encoded.lengths.len() {
                 return Ok(());
             }
-            if writer.open() > 0 {
+            if writer.open_tokens() > 0 {
                 writer.extend(self.append.as_slice())?;
                 writer.end_sequence()?;
             }
@@ -215,7 +215,7 @@ impl Train<'_> {
         let mut text = 0;
         let Train { inputs, threads, .. } = *self;
         let options = ReadOptions { inputs, rules: &self.rules, threads, whole_texts: false };
-        corpus::in_order(
+        corpus::process_in_order(
             &options,
             || (),
             |_: &mut (), chunk: corpus::Chunk| {
@@ -275,7 +275,7 @@ pub fn merge(datasets: &[Indexed], output: &Path, existing: Existing) -> Result<
     }
     let record = problems.collect(record::join(datasets))?.flatten();
     problems.or(())?;
-    let mut writer = Writer::over(output, first.token_type(), existing)?;
+    let mut writer = Writer::create_or_replace(output, first.token_type(), existing)?;
     let tokens: u64 = datasets.iter().map(Indexed::tokens).sum();
     let bytes = tokens * first.token_type().size() as u64;
     let progress = Progress::new("merging", bytes, Unit::Bytes);

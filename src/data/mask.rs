@@ -60,19 +60,25 @@ impl Masks {
                 visible[2 * t + 1] = t as i32 + 1;
             }
             if resets_attention {
-                self.prefix(tokens, start..end, |choices| draw(number, choices), weights, visible);
+                self.show_prefix(
+                    tokens,
+                    start..end,
+                    |choices| draw(number, choices),
+                    weights,
+                    visible,
+                );
             }
             number += 1;
         }
         if !resets_attention {
-            self.prefix(tokens, 0..tokens.len(), |choices| draw(0, choices), weights, visible);
+            self.show_prefix(tokens, 0..tokens.len(), |choices| draw(0, choices), weights, visible);
         }
         weights[targets.min(tokens.len())..].fill(0.0);
-        self.weigh(tokens, weights);
+        self.weigh_tokens(tokens, weights);
     }
 
-    /// Makes a prefix of `span` visible to all its positions.
-    fn prefix(
+    /// Makes a prefix of `span` visible to all positions of the prefix.
+    fn show_prefix(
         &self,
         tokens: &[i32],
         span: Range<usize>,
@@ -108,7 +114,7 @@ impl Masks {
     /// Turns the loss mask (0 or 1) into weights. Causal: they sum to 1, so that a sample has the
     /// same weight in any micro-batch. Prefix LM: divides by Megatron-DeepSpeed's fixed normaliser,
     /// the expected number of targets.
-    fn weigh(&self, tokens: &[i32], weights: &mut [f32]) {
+    fn weigh_tokens(&self, tokens: &[i32], weights: &mut [f32]) {
         if self.eod.is_some_and(|eod| eod.mask_loss) {
             for (weight, token) in weights.iter_mut().zip(tokens) {
                 if self.is_eod(*token) {

@@ -40,7 +40,7 @@ pub struct MixtureStage {
     pub blend: Option<Blend>,
     /// Blended members, as indices.
     pub members: Vec<usize>,
-    /// Samples that each of them provided before this stage.
+    /// Samples that each of them provides to the stages before.
     pub cursors: Vec<u64>,
 }
 
@@ -95,10 +95,10 @@ impl MixtureStage {
         (self.members[which], self.cursors[which] + number)
     }
 
-    /// Samples that each member provided before sample `k` of the list, in all stages.
-    pub fn given(&self, k: u64) -> Vec<u64> {
+    /// Number of samples of each member before sample `k` of the list, in all stages.
+    pub fn samples_before(&self, k: u64) -> Vec<u64> {
         let since = match &self.blend {
-            Some(blend) => blend.given(k - self.from),
+            Some(blend) => blend.samples_before(k - self.from),
             None => vec![k - self.from],
         };
         self.cursors
@@ -137,9 +137,9 @@ impl Mixture {
     pub fn cursors(&self, consumed: u64) -> Vec<Cursor> {
         let mut read = vec![0; self.members.len()];
         for stage in self.stages.iter().filter(|stage| stage.from <= consumed) {
-            let given = stage.given(consumed.min(stage.until));
-            for (member, given) in stage.members.iter().zip(given) {
-                read[*member] = given;
+            let counts = stage.samples_before(consumed.min(stage.until));
+            for (member, count) in stage.members.iter().zip(counts) {
+                read[*member] = count;
             }
         }
         self.members
@@ -205,14 +205,14 @@ impl Mixture {
     fn locate(&self, sample: u64) -> Result<(&Member, &Order, u64)> {
         let stage = self.stages.iter().rfind(|stage| stage.from <= sample);
         let Some(stage) = stage.filter(|stage| sample < stage.until) else {
-            bail!("sample {sample} was asked for; there are {}", Count(self.samples()));
+            bail!("sample {sample} does not exist: the list has {}", Count(self.samples()));
         };
         let (member, number) = stage.locate(sample);
         let member = &self.members[member];
         match member.locate(number) {
             Some((order, k)) => Ok((member, order, k)),
             None => bail!(
-                "sample {sample} is number {number} of {}, which gives {}",
+                "sample {sample} is number {number} of {}, whose order has {}",
                 member.dataset.prefix().display(),
                 Count(member.samples())
             ),

@@ -11,10 +11,10 @@
 //! `record` is the tokenizer that a dataset was built with. `eval` reads the data that a model is
 //! scored on, from a stream of tokens or from questions.
 //!
-//! Letters: S tokens of a sample's input (`seq_len`); a *sequence* is a stretch of tokens in a
-//! dataset, a *document* one or more sequences, a *sample* S + 1 tokens cut from them.
+//! A *sequence* is a stretch of tokens that is stored in a dataset, a *document* one or more sequences, and
+//! a *sample* S + 1 tokens cut from them: `seq_len` = S inputs, and one more token, the last target.
 //!
-//! Does not know devices or ranks: sample k is the same on any of them.
+//! Independent of devices and ranks: sample k is the same on all of them.
 
 pub mod batch;
 pub mod blend;

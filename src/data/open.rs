@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use rayon::prelude::*;
 
-use super::blend::{Blend, normalize, too_many};
+use super::blend::{Blend, check_dataset_count, normalize};
 use super::indexed::Indexed;
 use super::mixture::{Member, Mixture, MixtureStage};
 use super::order::{Cache, Cut, Order, OrderSpec};
@@ -33,10 +33,10 @@ struct MixtureLayout {
     members: Vec<Member>,
     /// Share of each member.
     shares: Vec<Share>,
-    /// Member for a part and its repetition number within one stage.
-    known: HashMap<(String, usize), usize>,
-    /// Samples that each member has provided to the stages so far.
-    given: Vec<u64>,
+    /// Member that has a part of a dataset; the number counts the repetitions of a part within a stage.
+    member_of_part: HashMap<(String, usize), usize>,
+    /// Samples that the stages so far take from each member.
+    used: Vec<u64>,
     stages: Vec<MixtureStage>,
 }
 
@@ -50,12 +50,12 @@ struct UnorderedMember {
 }
 
 impl UnorderedMember {
-    fn order(&self, cache: &Cache) -> Result<Order> {
+    fn order_samples(&self, cache: &Cache) -> Result<Order> {
         cache.order(&self.spec, &self.dataset, self.part.clone(), &self.place)
     }
 
-    fn member(self, cache: &Cache) -> Result<Member> {
-        Ok(Member { segments: vec![self.order(cache)?], dataset: self.dataset })
+    fn into_member(self, cache: &Cache) -> Result<Member> {
+        Ok(Member { segments: vec![self.order_samples(cache)?], dataset: self.dataset })
     }
 }
 
@@ -70,7 +70,7 @@ impl MixtureBuilder {
         let mut layout = MixtureLayout { cut, ..MixtureLayout::default() };
         for (i, stage) in plan.stages.iter().enumerate() {
             let until = plan.stages.get(i + 1).map_or(stage.until, |next| next.from);
-            self.stage(name, stage, until, &mut layout)?;
+            self.add_stage(name, stage, until, &mut layout)?;
         }
         // A single dataset provides whole epochs, which is more than was requested.
         if let Some(last) = layout.stages.last_mut()
@@ -107,7 +107,7 @@ impl MixtureBuilder {
         Ok(too_large)
     }
 
-    fn stage(
+    fn add_stage(
         &mut self,
         name: &str,
         stage: &PlannedStage,
@@ -119,7 +119,7 @@ impl MixtureBuilder {
         if stage.datasets.is_empty() {
             problems.add(format!("data.{name}"), "no datasets", "name at least one");
         }
-        if let Some(too_many) = too_many(&format!("data.{name}"), stage.datasets.len()) {
+        if let Some(too_many) = check_dataset_count(&format!("data.{name}"), stage.datasets.len()) {
             problems.list.extend(too_many.list);
         }
         for share in &stage.datasets {
@@ -142,22 +142,24 @@ impl MixtureBuilder {
                 .entry(part.clone())
                 .and_modify(|times| *times += 1)
                 .or_insert(0);
-            if let Some(member) = layout.known.get(&(part.clone(), *repeat)) {
+            if let Some(member) = layout.member_of_part.get(&(part.clone(), *repeat)) {
                 members.push(*member);
                 continue;
             }
             let place = format!("data.{name}: {}", share.prefix.display());
             new.extend(problems.collect(self.open_unordered(share, layout.cut, wanted, 0, place))?);
             members.push(layout.shares.len());
-            layout.known.insert((part, *repeat), layout.shares.len());
+            layout
+                .member_of_part
+                .insert((part, *repeat), layout.shares.len());
             layout.shares.push(share.clone());
-            layout.given.push(0);
+            layout.used.push(0);
         }
         problems.or(())?;
         base::threads::init_rayon();
         let ordered: Result<Vec<Member>> = new
             .into_par_iter()
-            .map(|member| member.member(&self.cache))
+            .map(|member| member.into_member(&self.cache))
             .collect();
         layout.members.extend(ordered?);
         let size = planned.max(until - stage.from);
@@ -165,21 +167,21 @@ impl MixtureBuilder {
             1 => None,
             _ => Some(Blend::weighted(&weights(&stage.datasets), size as usize)),
         };
-        let cursors: Vec<u64> = members.iter().map(|member| layout.given[*member]).collect();
+        let cursors: Vec<u64> = members.iter().map(|member| layout.used[*member]).collect();
         let stage = MixtureStage { from: stage.from, until, blend, members, cursors };
-        let totals = stage.given(stage.from + size);
+        let totals = stage.samples_before(stage.from + size);
         for (member, total) in stage.members.iter().zip(totals) {
             let share = &layout.shares[*member];
-            self.lengthen(&mut layout.members[*member], share, layout.cut, total)?;
+            self.add_segment(&mut layout.members[*member], share, layout.cut, total)?;
         }
-        for (member, given) in stage.members.iter().zip(stage.given(until)) {
-            layout.given[*member] = given;
+        for (member, used) in stage.members.iter().zip(stage.samples_before(until)) {
+            layout.used[*member] = used;
         }
         layout.stages.push(stage);
         Ok(())
     }
 
-    /// Opens and checks a share. The caller orders its segment of `wanted` samples.
+    /// Opens and checks a share, whose segment of `wanted` samples the caller orders.
     fn open_unordered(
         &mut self,
         share: &Share,
@@ -188,8 +190,8 @@ impl MixtureBuilder {
         segment: u64,
         place: String,
     ) -> Result<UnorderedMember> {
-        let dataset = self.dataset(&share.prefix)?;
-        let part = self.part(share, cut, &dataset, &place)?;
+        let dataset = self.open_dataset(&share.prefix)?;
+        let part = self.check_part(share, cut, &dataset, &place)?;
         let MixtureBuilder { rule, seq_len, seed, .. } = *self;
         let seed = if segment == 0 { seed } else { (seed + segment) % (1 << 32) };
         let spec = OrderSpec { rule, seq_len, samples: Some(wanted), seed, cut };
@@ -198,18 +200,24 @@ impl MixtureBuilder {
 
     /// Orders another segment if a stage needs more of a member than planned. (Under
     /// Megatron-DeepSpeed's rule this could also happen from the start, and end in an IndexError.)
-    fn lengthen(&mut self, member: &mut Member, share: &Share, cut: Cut, total: u64) -> Result<()> {
+    fn add_segment(
+        &mut self,
+        member: &mut Member,
+        share: &Share,
+        cut: Cut,
+        total: u64,
+    ) -> Result<()> {
         let missing = total.saturating_sub(member.samples());
         if missing > 0 {
             let segment = member.segments.len() as u64;
             let place = share.prefix.display().to_string();
             let segment = self.open_unordered(share, cut, missing, segment, place)?;
-            member.segments.push(segment.order(&self.cache)?);
+            member.segments.push(segment.order_samples(&self.cache)?);
         }
         Ok(())
     }
 
-    fn dataset(&mut self, prefix: &Path) -> Result<Arc<Indexed>> {
+    fn open_dataset(&mut self, prefix: &Path) -> Result<Arc<Indexed>> {
         if let Some(dataset) = self.open.get(prefix) {
             return Ok(dataset.clone());
         }
@@ -219,7 +227,7 @@ impl MixtureBuilder {
     }
 
     /// Sequences of a share; fails if they cannot fill one sample.
-    fn part(
+    fn check_part(
         &self,
         share: &Share,
         cut: Cut,
@@ -231,7 +239,7 @@ impl MixtureBuilder {
             .iter()
             .map(|n| *n as u64)
             .sum();
-        let fewest = cut.fewest(self.seq_len);
+        let fewest = cut.min_tokens(self.seq_len);
         if tokens >= fewest {
             return Ok(part);
         }

@@ -76,7 +76,7 @@ impl MixturePlan {
     }
 
     /// Replaces the path of a dataset.
-    pub fn moved(mut self, from: &str, to: &str) -> MixturePlan {
+    pub fn with_moved_dataset(mut self, from: &str, to: &str) -> MixturePlan {
         for share in self.stages.iter_mut().flat_map(|stage| &mut stage.datasets) {
             if share.prefix == Path::new(from) {
                 share.prefix = to.into();
@@ -87,7 +87,7 @@ impl MixturePlan {
 
     /// Continues this plan from sample `consumed` on with the manifest's datasets. Returns the same
     /// plan if nothing changed, or if the run ends there.
-    pub fn continued(mut self, data: &Data, samples: u64, consumed: u64) -> MixturePlan {
+    pub fn continue_with(mut self, data: &Data, samples: u64, consumed: u64) -> MixturePlan {
         if samples <= consumed {
             return self;
         }
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plan_that_cannot_be_followed_is_told() {
+    fn a_plan_with_gaps_or_unknown_parts_is_refused() {
         let stage = |from, part| {
             let share = Share { prefix: "d".into(), weight: 1.0, part };
             PlannedStage { from, until: 9, datasets: vec![share] }

@@ -34,7 +34,7 @@ pub struct Preview {
 
 /// Opens the samples. A single dataset provides whole epochs, which may be more than requested.
 pub fn open(preview: &Preview) -> Result<Mixture> {
-    if let Some(problems) = super::blend::too_many("PREFIX", preview.datasets.len()) {
+    if let Some(problems) = super::blend::check_dataset_count("PREFIX", preview.datasets.len()) {
         return Err(problems.into());
     }
     let wanted = count_wanted(preview)?;

@@ -90,7 +90,7 @@ impl RandomState {
     /// Uniform integer in `0..=max`: draws are masked to the next power of two and rejected until
     /// one fits. Above 2^32 − 1 each draw takes two words, the high one first.
     #[inline]
-    fn up_to(&mut self, max: u64) -> u64 {
+    fn draw_up_to(&mut self, max: u64) -> u64 {
         let mask = u64::MAX.checked_shr(max.leading_zeros()).unwrap_or(0);
         loop {
             let draw = if max > u32::MAX as u64 {
@@ -107,7 +107,7 @@ impl RandomState {
     /// `RandomState.shuffle`, in place.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
-            items.swap(i, self.up_to(i as u64) as usize);
+            items.swap(i, self.draw_up_to(i as u64) as usize);
         }
     }
 }

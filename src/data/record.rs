@@ -53,7 +53,7 @@ impl Record {
         let place = if path == Path::new(BYTES) {
             path.to_path_buf()
         } else {
-            relative(&std::path::absolute(path)?, &std::path::absolute(prefix)?)
+            name_relative_to(&std::path::absolute(path)?, &std::path::absolute(prefix)?)
         };
         Ok(Record {
             format: FORMAT,
@@ -234,7 +234,7 @@ pub fn describe_file(path: &Path, digest: &str) -> String {
 }
 
 /// Name of a file in the dataset's folder, so that the folder can be moved; otherwise its path.
-fn relative(path: &Path, prefix: &Path) -> PathBuf {
+fn name_relative_to(path: &Path, prefix: &Path) -> PathBuf {
     match path.file_name() {
         Some(name) if path.parent() == prefix.parent() => PathBuf::from(name),
         _ => path.to_path_buf(),

@@ -16,12 +16,12 @@ pub struct UnshuffledFolder(TemporaryFolder);
 
 impl UnshuffledFolder {
     pub fn create(prefix: &Path) -> Result<UnshuffledFolder> {
-        Ok(UnshuffledFolder(TemporaryFolder::create(&path(prefix), 0o777)?))
+        Ok(UnshuffledFolder(TemporaryFolder::create(&unshuffled_path(prefix), 0o777)?))
     }
 
     /// Removes the folder of a killed process, and says so.
     pub fn remove_leftover(prefix: &Path) -> Result<()> {
-        let folder = path(prefix);
+        let folder = unshuffled_path(prefix);
         let parent = folder
             .parent()
             .filter(|parent| !parent.as_os_str().is_empty());
@@ -37,7 +37,7 @@ impl UnshuffledFolder {
     }
 }
 
-fn path(prefix: &Path) -> PathBuf {
+fn unshuffled_path(prefix: &Path) -> PathBuf {
     let mut folder = prefix.as_os_str().to_os_string();
     folder.push(".unshuffled");
     folder.into()
@@ -54,7 +54,7 @@ pub fn shuffle(from: &Indexed, writer: &mut Writer, seed: u64) -> Result<()> {
     let mut tokens = Vec::new();
     let mut ids = Vec::new();
     let progress = Progress::new("shuffling", from.tokens(), Unit::Items("tokens"));
-    for document in order(from.documents(), seed) {
+    for document in permute(from.documents(), seed) {
         for sequence in from.document(document) {
             tokens.resize(from.lengths()[sequence] as usize, 0);
             from.read(sequence, 0, &mut tokens)?;
@@ -69,7 +69,7 @@ pub fn shuffle(from: &Indexed, writer: &mut Writer, seed: u64) -> Result<()> {
 }
 
 /// Permutation of the numbers below `count`.
-fn order(count: usize, seed: u64) -> Vec<usize> {
+fn permute(count: usize, seed: u64) -> Vec<usize> {
     let key = rng::key(seed, "document order");
     let mut order: Vec<usize> = (0..count).collect();
     for last in (1..count).rev() {

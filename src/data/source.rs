@@ -45,8 +45,8 @@ impl Datasets {
         eval_samples: u64,
     ) -> Result<Datasets> {
         let mut opening = Opening::new(data, seq_len, vocab);
-        let train = opening.source("train".into(), &plan, true)?;
-        let valid = opening.valid(eval_samples)?;
+        let train = opening.open_source("train".into(), &plan, true)?;
+        let valid = opening.open_validation_sets(eval_samples)?;
         opening.problems.or(())?;
         let train = train.context("no problem was reported, yet no source")?;
         Ok(Datasets { train, valid, plan })
@@ -61,7 +61,7 @@ pub fn validation(
     samples: u64,
 ) -> Result<Vec<(String, Arc<Source>)>> {
     let mut opening = Opening::new(data, seq_len, vocab);
-    let valid = opening.valid(samples)?;
+    let valid = opening.open_validation_sets(samples)?;
     Ok(opening.problems.or(valid)?)
 }
 
@@ -79,8 +79,8 @@ impl Opening<'_> {
         Opening { data, vocab, builder, problems: Problems::default() }
     }
 
-    /// None if a problem was found.
-    fn source(
+    /// Opens one source; None if a problem was found.
+    fn open_source(
         &mut self,
         name: String,
         plan: &MixturePlan,
@@ -97,12 +97,12 @@ impl Opening<'_> {
         Ok(mixture.map(|mixture| Arc::new(Source { mixture, masks, vocab })))
     }
 
-    fn valid(&mut self, samples: u64) -> Result<Vec<(String, Arc<Source>)>> {
+    fn open_validation_sets(&mut self, samples: u64) -> Result<Vec<(String, Arc<Source>)>> {
         let mut valid = Vec::new();
         for set in &self.data.valid {
             let once = MixturePlan::new(&set.datasets, samples);
             let drop_partial = self.data.drop_last_partial_validation_sequence;
-            let source = self.source(format!("valid {}", set.name), &once, drop_partial)?;
+            let source = self.open_source(format!("valid {}", set.name), &once, drop_partial)?;
             valid.extend(source.map(|source| (set.name.clone(), source)));
         }
         Ok(valid)
@@ -170,7 +170,7 @@ impl Source {
         let shape = self.mixture.read(number, sample.tokens)?;
         for token in sample.tokens.iter().chain(&shape.last) {
             if *token < 0 || *token as usize >= self.vocab {
-                return Err(self.outside(number, *token));
+                return Err(self.token_outside_error(number, *token));
             }
         }
         let seq_len = self.seq_len();
@@ -187,7 +187,7 @@ impl Source {
     }
 
     #[cold]
-    fn outside(&self, sample: u64, token: i32) -> anyhow::Error {
+    fn token_outside_error(&self, sample: u64, token: i32) -> anyhow::Error {
         let place = match self.mixture.dataset(sample) {
             Ok(dataset) => dataset.prefix().display().to_string(),
             Err(error) => return error,

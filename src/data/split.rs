@@ -16,9 +16,11 @@ pub const PARTS: [&str; 3] = ["train", "valid", "test"];
 /// Sequences of each of the three parts among `sequences`. A part of weight 0 is empty.
 pub fn split(rule: DataRule, weights: &str, sequences: usize) -> Result<[Range<usize>; 3]> {
     let bounds = match rule {
-        DataRule::MegatronCore => core(&parse(weights, &core_pieces(weights))?, sequences),
+        DataRule::MegatronCore => {
+            split_as_megatron_core(&parse(weights, &core_pieces(weights))?, sequences)
+        }
         DataRule::MegatronDeepSpeed => {
-            deep_speed(&parse(weights, &deep_speed_pieces(weights))?, sequences)
+            split_as_megatron_deepspeed(&parse(weights, &deepspeed_pieces(weights))?, sequences)
         }
     };
     Ok([bounds[0]..bounds[1], bounds[1]..bounds[2], bounds[2]..bounds[3]])
@@ -39,7 +41,7 @@ fn core_pieces(weights: &str) -> Vec<&str> {
 }
 
 /// Weights as in Megatron-DeepSpeed: split at commas, or else at slashes.
-fn deep_speed_pieces(weights: &str) -> Vec<&str> {
+fn deepspeed_pieces(weights: &str) -> Vec<&str> {
     let cut = if weights.contains(',') { ',' } else { '/' };
     weights.split(cut).map(str::trim).collect()
 }
@@ -70,14 +72,14 @@ fn parse(weights: &str, pieces: &[&str]) -> Result<[f64; 3]> {
     Ok(numbers)
 }
 
-fn core(numbers: &[f64; 3], sequences: usize) -> [usize; 4] {
+fn split_as_megatron_core(numbers: &[f64; 3], sequences: usize) -> [usize; 4] {
     let sum: f64 = numbers.iter().sum();
     let [a, b, _] = numbers.map(|number| number / sum);
     let cumulative = [0.0, a, a + b, 1.0];
     cumulative.map(|bound| (bound * sequences as f64).round_ties_even() as usize)
 }
 
-fn deep_speed(numbers: &[f64; 3], sequences: usize) -> [usize; 4] {
+fn split_as_megatron_deepspeed(numbers: &[f64; 3], sequences: usize) -> [usize; 4] {
     let sum: f64 = numbers.iter().sum();
     let mut bounds = [0i64; 4];
     for (i, number) in numbers.iter().enumerate() {

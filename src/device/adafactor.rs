@@ -2,7 +2,7 @@
 //! and the second moment by rows and columns.
 
 use super::Tensor;
-use base::{DType, Fused, decayed};
+use base::{DType, Fused, decay_factor};
 use std::ops::Range;
 
 /// Adafactor update without momentum (Shazeer & Stern 2018, algorithms 4 and 5), in PyTorch's
@@ -27,7 +27,7 @@ pub struct Adafactor {
 impl Adafactor {
     /// Factor that weight decay applies to a weight, 1 − lr·weight_decay.
     pub fn keep(&self) -> f32 {
-        decayed(self.lr, self.weight_decay)
+        decay_factor(self.lr, self.weight_decay)
     }
 }
 

@@ -34,7 +34,7 @@ unsafe impl GlobalAlloc for ReportingAllocator {
 
 fn or_message(memory: *mut u8, bytes: usize) -> *mut u8 {
     if memory.is_null() {
-        refused(bytes);
+        abort_refused(bytes);
     }
     memory
 }
@@ -44,7 +44,7 @@ const REMEDY: &str = "lower batch.micro or the number of threads, or raise the l
 
 /// Ends the process without allocating: the system has refused `bytes` of memory.
 #[cold]
-pub(crate) fn refused(bytes: usize) -> ! {
+pub(crate) fn abort_refused(bytes: usize) -> ! {
     let mut buffer = [0; 512];
     let mut rest = &mut buffer[..];
     // A number is formatted without allocating, and the buffer is large enough.

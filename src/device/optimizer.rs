@@ -1,7 +1,7 @@
 //! Arguments of the ops of AdamW, the loss scaler and skipped steps.
 
 use super::{InPlace, Out, Tensor};
-use base::decayed;
+use base::decay_factor;
 
 /// AdamW update (Loshchilov & Hutter 2019), with decoupled decay first, as in PyTorch.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +52,7 @@ impl AdamWUpdate {
 impl AdamW {
     /// Factor that weight decay applies to a weight, 1 − lr·weight_decay.
     pub fn keep(&self) -> f32 {
-        decayed(self.lr, self.weight_decay)
+        decay_factor(self.lr, self.weight_decay)
     }
 }
 

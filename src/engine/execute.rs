@@ -53,7 +53,7 @@ impl MessageBuffers {
         }
     }
 
-    fn received(&self) -> Tensor {
+    fn received_buffer(&self) -> Tensor {
         self.received
             .expect("a stage that receives gradients has a buffer for them")
     }
@@ -109,7 +109,8 @@ impl PipelineComm<'_> {
 
     /// Exchanges messages between stages; each tensor-parallel rank sends its share.
     fn exchange(&self, messages: Vec<(Side, Tensor)>) {
-        let buffer = |side, x| if side == Side::RecvDy { self.buffers.received() } else { x };
+        let buffer =
+            |side, x| if side == Side::RecvDy { self.buffers.received_buffer() } else { x };
         let shares: Vec<Message> = messages
             .iter()
             .map(|(side, x)| self.message(*side, self.tp.sent(buffer(*side, *x))))
@@ -120,7 +121,7 @@ impl PipelineComm<'_> {
                 self.tp.gather_sent(share.tensor(), buffer(side, x));
             }
             if side == Side::RecvDy {
-                let received = self.buffers.received();
+                let received = self.buffers.received_buffer();
                 self.be.run(op::Copy { x: received, y: x.set() });
             }
         }
@@ -129,7 +130,7 @@ impl PipelineComm<'_> {
     fn begin(&self, side: Side, x: Tensor) -> Pending {
         let share = match side {
             Side::RecvX => self.buffers.asynchronous().x,
-            Side::RecvDy => self.tp.sent(self.buffers.received()),
+            Side::RecvDy => self.tp.sent(self.buffers.received_buffer()),
             Side::SendY => self.tp.sent(x),
             Side::SendDx => {
                 let dx = self.buffers.asynchronous().dx;
@@ -144,7 +145,7 @@ impl PipelineComm<'_> {
         self.group(side).finish(pending);
         let share = match side {
             Side::RecvX => self.buffers.asynchronous().x,
-            Side::RecvDy => self.tp.sent(self.buffers.received()),
+            Side::RecvDy => self.tp.sent(self.buffers.received_buffer()),
             Side::SendY | Side::SendDx => return,
         };
         if share.numel() == x.numel() {

@@ -191,7 +191,7 @@ fn plan_passes(
         let own_masks = !m.train.eval_tasks.is_empty();
         inputs[..eval_slots]
             .iter()
-            .map(|inputs| if own_masks { inputs.masked() } else { *inputs })
+            .map(|inputs| if own_masks { inputs.with_masks() } else { *inputs })
             .map(|inputs| passes.plan_slot(eval, inputs, workspace, workspace))
             .collect()
     });

@@ -33,7 +33,7 @@ impl ScaleState {
     }
 
     /// The same state with counters of zero.
-    pub fn uncounted(self) -> ScaleState {
+    pub fn without_counters(self) -> ScaleState {
         ScaleState { updates: 0, skipped: 0, ..self }
     }
 

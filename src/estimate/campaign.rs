@@ -5,7 +5,7 @@ use super::search::print::{flags_json, sized_sets};
 use super::search::{Candidate, Planned};
 use super::shapes::published;
 use super::view::{GIB, Terms};
-use super::words::{self, alike, span};
+use super::words::{self, seconds_in_unit_of, span};
 use base::table::{Cell, Printout, Rows, Table};
 use base::{Count, Problems, number};
 use manifest::{Family, Ffn, Manifest, Model};
@@ -72,7 +72,7 @@ impl Law {
 }
 
 /// Ratio of hidden width to layers: 64 at 125 million parameters, 128 from 7 billion, as for GPT-3.
-fn aspect(parameters: f64) -> f64 {
+fn width_per_layer(parameters: f64) -> f64 {
     64.0 * (parameters / 125e6)
         .powf(2f64.ln() / (7e9f64 / 125e6).ln())
         .clamp(1.0, 2.0)
@@ -81,14 +81,14 @@ fn aspect(parameters: f64) -> f64 {
 /// Settings of a model of about this size: the published one of the family, else one with the head
 /// dimension, the groups of heads and the feed-forward proportions of `like`. They are for one device,
 /// because the search chooses the topology.
-pub fn sized(like: &Model, target: f64) -> Result<Vec<String>, Problems> {
+pub fn sets_for_size(like: &Model, target: f64) -> Result<Vec<String>, Problems> {
     let series = match like.ffn {
         Ffn::Gelu => Family::Gpt2,
         Ffn::Swiglu => like.family,
     };
     let model = match published(target, Some(series)) {
         Some(shape) => shape.model(like),
-        None => proportional(like, target)?,
+        None => scale_to_size(like, target)?,
     };
     let Model { layers, hidden, heads, ffn_hidden, .. } = model;
     let or_null = |size: Option<usize>| size.map_or("null".to_string(), |size| size.to_string());
@@ -106,7 +106,7 @@ pub fn sized(like: &Model, target: f64) -> Result<Vec<String>, Problems> {
 
 /// Model with the proportions of `like`. Its heads are a multiple of 8 if a model of usual depth then
 /// has about this size, so that each tensor parallelism of a node divides them; else of 4, 2 or 1.
-fn proportional(like: &Model, target: f64) -> Result<Model, Problems> {
+fn scale_to_size(like: &Model, target: f64) -> Result<Model, Problems> {
     let (heads, group) = (like.heads(), like.heads / like.heads().kv);
     let ratio = like.ffn_hidden as f64 / like.hidden as f64;
     let model = |heads_count: usize, layers: usize| {
@@ -117,7 +117,7 @@ fn proportional(like: &Model, target: f64) -> Result<Model, Problems> {
     };
     let size = |m: &Model| (parameters(m) as f64 / target).ln().abs();
     let shape = |m: &Model| {
-        (m.hidden as f64 / m.layers as f64 / aspect(target))
+        (m.hidden as f64 / m.layers as f64 / width_per_layer(target))
             .ln()
             .abs()
     };
@@ -231,7 +231,9 @@ fn table(like: &Manifest, members: &[Member], law: Law, slowest: f64) -> Table {
         })
         .text("GiB", |m| m.planned(|p| Cell::fixed(p.candidate.bytes / GIB, 1)))
         .column("per step", "sec_per_iter", |m| {
-            m.planned(|p| Cell::new(p.candidate.seconds, alike(p.candidate.seconds, slowest)))
+            m.planned(|p| {
+                Cell::new(p.candidate.seconds, seconds_in_unit_of(p.candidate.seconds, slowest))
+            })
         })
         .json("time_bar", |m| m.planned(|p| p.candidate.seconds_error.into()))
         .column("time", "days", |m| m.planned(|p| m.terms.days_cell(&p.days, span)))
@@ -272,7 +274,7 @@ pub fn printout(like: &Manifest, members: &[Member], law: Law, devices: usize) -
     );
     out.table(table);
     for member in members {
-        out.indented(member.notes());
+        out.push_indented(member.notes());
     }
     let partly = if fits { "" } else { ", without those that have no plan" };
     let paid = match members.first() {
@@ -282,11 +284,11 @@ pub fn printout(like: &Manifest, members: &[Member], law: Law, devices: usize) -
     let devices = words::devices(devices);
     let time = span(seconds);
     out.line(format!("\nall on {devices}, one after the other{partly}: {time}{paid}"));
-    out.indented(notes);
+    out.push_indented(notes);
     for member in members {
         if let Some(sets) = member.sets(like) {
             out.line(format!("\n{}", short(member.size)));
-            out.indented(flag_lines(&sets));
+            out.push_indented(flag_lines(&sets));
         }
     }
     out

@@ -219,7 +219,7 @@ pub fn propose_smaller(from: &Setup) -> Vec<Proposal> {
     }
     for &zero in from
         .program
-        .zeros(pipeline)
+        .zero_levels(pipeline)
         .iter()
         .filter(|zero| **zero > t.zero && data > 1)
     {
@@ -249,7 +249,10 @@ pub fn propose_faster(from: &Setup) -> Vec<Proposal> {
         .filter(|a| m.head_dim.is_none() && a.is_multiple_of(m.kv_heads.unwrap_or(1)))
         .collect();
     heads.sort_by_key(|a| a.abs_diff(m.heads));
-    for heads in heads.into_iter().take(if from.odd_heads() { 2 } else { 0 }) {
+    for heads in heads
+        .into_iter()
+        .take(if from.has_odd_heads() { 2 } else { 0 })
+    {
         let before = m.heads().dim;
         let after = m.hidden / heads;
         let what = format!("{} → {heads} heads: head_dim {before} → {after}", m.heads);

@@ -3,7 +3,7 @@
 
 use super::print;
 use super::view::{GIB, View};
-use super::words::{self, alike, span};
+use super::words::{self, seconds_in_unit_of, span};
 use base::Count;
 use base::table::{Cell, Printout, Table};
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ pub struct Side<'a> {
 }
 
 /// Both plans side by side.
-pub fn compared(now: &Side, then: &Side) -> Printout {
+pub fn comparison(now: &Side, then: &Side) -> Printout {
     let a = now.view;
     let b = then.view;
     let changed = changes(now.effective, then.effective);
@@ -47,7 +47,7 @@ pub fn compared(now: &Side, then: &Side) -> Printout {
         rows.push(["memory".into(), name, from, to, change]);
     }
     for (name, from, to) in time {
-        let seconds = |seconds| alike(seconds, largest);
+        let seconds = |seconds| seconds_in_unit_of(seconds, largest);
         let [name, from, to, change] = figure(name, from, to, &seconds);
         rows.push(["step".into(), name, from, to, change]);
     }
@@ -70,7 +70,7 @@ fn figures(now: &Side, then: &Side) -> Table {
     let mut rows = vec![
         row("devices", &|v| v.setup.ranks() as f64, &|count| Count(count as u64).to_string()),
         row("memory per device", &|v| v.reserved, &gib),
-        row("time per step", &|v| v.seconds, &|seconds| alike(seconds, largest)),
+        row("time per step", &|v| v.seconds, &|seconds| seconds_in_unit_of(seconds, largest)),
         row("time of the run", &|v| v.terms.calendar_seconds(&v.days), &span),
         row("device-hours", &|v| v.days.device_hours(), &words::hours),
     ];

@@ -34,7 +34,7 @@ impl Days {
 }
 
 /// Duration of a run of `samples` samples, with a function for the seconds of a step.
-pub fn through(
+pub fn plan_run(
     ramp: Ramp,
     samples: u64,
     setup: &Setup,

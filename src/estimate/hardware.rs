@@ -163,7 +163,7 @@ impl Shares {
         Shares { products: 1.0, half_side: 0.0, attention: [1.0; 2], memory: 1.0 };
 
     /// Shares of each of so many ranks on one device.
-    pub fn divided(self, ranks: f64) -> Shares {
+    pub fn divide_among(self, ranks: f64) -> Shares {
         Shares {
             products: self.products / ranks,
             half_side: self.half_side,

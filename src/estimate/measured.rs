@@ -185,14 +185,14 @@ impl Measured {
         }
         let read: Measured = serde_json::from_value(value)
             .map_err(|error| foreign(format!("is damaged: {error}")))?;
-        match read.damage() {
+        match read.find_impossible_figure() {
             None => Ok(read),
             Some(what) => Err(foreign(format!("is damaged: {what}"))),
         }
     }
 
     /// First impossible figure.
-    fn damage(&self) -> Option<String> {
+    fn find_impossible_figure(&self) -> Option<String> {
         let good = |figure: f64| figure.is_finite() && figure > 0.0;
         if self.ranks.is_empty() {
             return Some("it has no ranks".into());

@@ -176,7 +176,7 @@ fn titled(what: &str, name: &str, width: f64) -> String {
 type Point = (usize, f64, String);
 
 /// Chart of points over devices with logarithmic axes, and the plan's own point.
-fn against_devices(title: &str, points: &[Point], own: Option<&Point>, width: f64) -> Drawing {
+fn draw_over_devices(title: &str, points: &[Point], own: Option<&Point>, width: f64) -> Drawing {
     let curve = points
         .iter()
         .map(|(devices, value, _)| (*devices as f64, *value));
@@ -213,14 +213,14 @@ fn against_devices(title: &str, points: &[Point], own: Option<&Point>, width: f6
     };
     let (mut to, [across, up]) = (chart.draw(), chart.axes());
     let mut mark = |class: &str, (devices, value, tip): &Point, below: f64, word: &str| {
-        let x = across.at(*devices as f64);
-        let y = up.at(*value);
+        let x = across.pixel(*devices as f64);
+        let y = up.pixel(*value);
         to.dot(class, (x, y), tip);
         to.text("middle", (x, y + below), &(short(*value) + word));
     };
     points.iter().for_each(|point| mark("f0", point, -10.0, ""));
     // The best of as many devices may lie on it: it is named on the other side, unless the axis is there.
-    let near_axis = |point: &Point| up.at(point.1) > 360.0 - 70.0;
+    let near_axis = |point: &Point| up.pixel(point.1) > 360.0 - 70.0;
     if let Some(point) = own {
         mark("f1", point, if near_axis(point) { -26.0 } else { 20.0 }, " this plan");
     }
@@ -377,7 +377,7 @@ pub fn write(
             "days",
             caption,
             WIDTHS.map(|width| {
-                against_devices(&titled(&title, &v.name, width), &points, Some(&own), width)
+                draw_over_devices(&titled(&title, &v.name, width), &points, Some(&own), width)
             }),
         ));
     }
@@ -413,7 +413,7 @@ pub fn write_search(
         "The best topology for each number of devices that is faster or cheaper than all others.";
     let chart = |title: &str, points: &[Point]| {
         let title = format!("{title} against devices");
-        WIDTHS.map(|width| against_devices(&titled(&title, &m.name, width), points, None, width))
+        WIDTHS.map(|width| draw_over_devices(&titled(&title, &m.name, width), points, None, width))
     };
     let (unit, each) = unit(found.pareto.iter().map(days));
     let calendar = |p: &Planned| each * days(p);

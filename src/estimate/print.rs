@@ -76,7 +76,7 @@ fn headline(v: &View, out: &mut Printout) {
         span(duration),
         v.terms.paid(&v.days),
     ));
-    out.indented(v.setup.hardware.notes(v.program, duration));
+    out.push_indented(v.setup.hardware.notes(v.program, duration));
 }
 
 fn fit_words(fits: bool) -> &'static str {
@@ -143,19 +143,19 @@ fn memory(v: &View, out: &mut Printout) {
     }
 }
 
-/// Memory of the states by DeepSpeed's own estimator, if it has a rule.
+/// Memory of the states by DeepSpeed's own estimator, for programs that use DeepSpeed, if it has a rule.
 fn deepspeed(v: &View, out: &mut Printout) {
     let s = &v.setup;
     let t = &s.topology;
-    if t.zero < 2 || t.pipeline > 1 || v.program == "gptrain" {
+    if t.zero < 2 || t.pipeline > 1 || !v.program.contains("deepspeed") {
         return;
     }
     let sizes = (v.stages[0].parameters, s.counts.tokens.max(s.counts.block));
     let gpus = (t.data as f64, s.per_node.min(t.data) as f64);
     let states = states(t.zero, sizes, gpus, s.offload, true);
     out.line(format!(
-        "DeepSpeed's own rule for weights, gradients and optimizer: {:.2} GiB per GPU, {:.1} GiB of \
-         a node's memory",
+        "DeepSpeed's own rule for weights, gradients and optimizer: {:.2} GiB per GPU, {:.1} GiB \
+         per node",
         states.gpu / GIB,
         states.host / GIB
     ));
@@ -266,7 +266,7 @@ fn phases(phases: &[Phase]) -> Table {
 }
 
 /// At most eight rows of the batches of a run, the last one alone.
-fn condensed(segments: &[Segment]) -> Vec<Phase> {
+fn condense_segments(segments: &[Segment]) -> Vec<Phase> {
     let Some((last, ramp)) = segments.split_last() else { return Vec::new() };
     let rows = ramp.len().div_ceil(7).max(1);
     let last = std::slice::from_ref(last);
@@ -286,13 +286,13 @@ fn run(v: &View, out: &mut Printout) {
     } else {
         String::new()
     };
-    out.table(phases(&condensed(&d.segments)).titled(format!(
+    out.table(phases(&condense_segments(&d.segments)).titled(format!(
         "Run of {} tokens: {}{calendar}; {} device-hours",
         size(v.tokens()),
         span(d.seconds),
         hours(terms.device_hours(d))
     )));
-    let factor = if v.setup.forwards() > 1.0 { 8.0 } else { 6.0 };
+    let factor = if v.setup.forward_passes() > 1.0 { 8.0 } else { 6.0 };
     let simple = v.setup.simple_tflops(v.seconds);
     let rule = simple_days(factor, v.parameters as f64, v.tokens(), v.setup.ranks() as f64, simple);
     out.line(format!(
@@ -341,7 +341,8 @@ pub fn advise_own(v: &View, advisor: &Advisor, out: &mut Printout) {
     out.table(own_changes(first, v).titled(title));
     if list.is_empty() && !v.fits_all() {
         let devices = words::devices(v.setup.ranks());
-        let other = match remedies::same_devices(advisor.manifest, &v.setup, advisor.limits) {
+        let other = match remedies::flags_of_fastest_cut(advisor.manifest, &v.setup, advisor.limits)
+        {
             Some(flags) => format!("over {devices} this topology does: {flags}"),
             None => format!(
                 "and no topology over {devices}: --search tries the host and 8 bits, --min-gpus more"
@@ -368,7 +369,7 @@ fn own_changes<'a>(list: impl IntoIterator<Item = &'a Change>, v: &View) -> Tabl
         .json("cost_seconds", |c| c.seconds - v.seconds)
         .json("host_gib", |c| c.host.0 as f64 / GIB)
         .json("fits", |_| true)
-        .below("set", |c| Cell::new(c.sets.clone(), flag_lines(&c.sets).join("\n")))
+        .line_below("set", |c| Cell::new(c.sets.clone(), flag_lines(&c.sets).join("\n")))
         .table()
 }
 

@@ -23,7 +23,7 @@ pub enum Program {
 impl Program {
     /// Program that a manifest names.
     pub fn from_framework(framework: manifest::Framework) -> Program {
-        trainers::named(framework.name()).map_or(Program::Gptrain, Program::Other)
+        trainers::lookup(framework.name()).map_or(Program::Gptrain, Program::Other)
     }
 
     pub fn name(self) -> &'static str {
@@ -39,7 +39,7 @@ impl Program {
     }
 
     /// The ZeRO levels it has, without and with a pipeline.
-    pub fn zeros(self, pipeline: usize) -> &'static [u8] {
+    pub fn zero_levels(self, pipeline: usize) -> &'static [u8] {
         match (self, pipeline) {
             (Program::Gptrain, 1) => &[0, 1, 2, 3],
             (Program::Gptrain, _) => &[0, 1],
@@ -305,12 +305,12 @@ impl Setup {
     }
 
     /// Whether attention keeps no scores.
-    pub fn flash(&self) -> bool {
+    pub fn keeps_no_scores(&self) -> bool {
         self.trainer().flash && self.model.position != Position::Alibi
     }
 
     /// A head dimension that tensor cores do not take well.
-    pub fn odd_heads(&self) -> bool {
+    pub fn has_odd_heads(&self) -> bool {
         !self.model.heads().dim.is_multiple_of(8)
     }
 
@@ -336,7 +336,7 @@ impl Setup {
     }
 
     /// Number of forward passes of a layer.
-    pub fn forwards(&self) -> f64 {
+    pub fn forward_passes(&self) -> f64 {
         if self.topology.recompute == Recompute::Full { 2.0 } else { 1.0 }
     }
 }

@@ -60,7 +60,7 @@ const LONG: usize = 8192;
 
 impl Trainer {
     /// The same formulas for a program that no shipped row measures.
-    pub fn renamed(&self, name: &str) -> &'static Trainer {
+    pub fn with_name(&self, name: &str) -> &'static Trainer {
         // A command reads a table once, and every setup points at its program.
         Box::leak(Box::new(Trainer { name: name.to_string(), ..self.clone() }))
     }
@@ -71,7 +71,7 @@ impl Trainer {
             .long
             .as_deref()
             .filter(|_| seq_len >= LONG && ranks == 1);
-        long.map_or(self, |name| named(name).expect("a row of the table"))
+        long.map_or(self, |name| lookup(name).expect("a row of the table"))
     }
 }
 
@@ -84,7 +84,7 @@ static TABLE: LazyLock<Vec<Trainer>> = LazyLock::new(|| {
 });
 
 /// The row of that name, as manifests and measured runs write it.
-pub fn named(name: &str) -> Option<&'static Trainer> {
+pub fn lookup(name: &str) -> Option<&'static Trainer> {
     TABLE
         .iter()
         .find(|row| row.name == name || row.also.iter().any(|other| other == name))
@@ -97,7 +97,7 @@ pub fn names() -> Vec<&'static str> {
 
 /// The same of a flag or a setting, called `place`.
 pub fn find(name: &str, place: &str) -> Result<&'static Trainer, Problems> {
-    named(name).ok_or_else(|| {
+    lookup(name).ok_or_else(|| {
         Problems::one(
             place,
             format!("unknown program `{name}`"),
@@ -108,13 +108,13 @@ pub fn find(name: &str, place: &str) -> Result<&'static Trainer, Problems> {
 
 /// Advice for an unknown program, with tensor or pipeline parallelism or without.
 pub fn advice(name: &str, cuts_layers: bool) -> String {
-    let near = nearest(name, cuts_layers);
+    let near = find_nearest(name, cuts_layers);
     let bar = 100.0 * UNKNOWN_BAR;
     format!("--as {} has the nearest formulas, with a bar of about {bar:.0} %", near.name)
 }
 
 /// The newest row that shares most words of a name; without any, a row with that parallelism.
-fn nearest(name: &str, cuts_layers: bool) -> &'static Trainer {
+fn find_nearest(name: &str, cuts_layers: bool) -> &'static Trainer {
     let words = |name: &str| -> BTreeSet<String> {
         name.to_lowercase()
             .split(|c: char| !c.is_alphanumeric())
@@ -125,7 +125,7 @@ fn nearest(name: &str, cuts_layers: bool) -> &'static Trainer {
     let can = TABLE
         .iter()
         .filter(|row| !(cuts_layers && row.replicas_only));
-    let usual = named(if cuts_layers { "nemo" } else { "fsdp" }).expect("a row of the table");
+    let usual = lookup(if cuts_layers { "nemo" } else { "fsdp" }).expect("a row of the table");
     can.max_by_key(shared)
         .filter(|row| shared(row) > 0)
         .unwrap_or(usual)
@@ -134,9 +134,9 @@ fn nearest(name: &str, cuts_layers: bool) -> &'static Trainer {
 #[test]
 fn a_program_is_found_by_each_of_its_names() {
     for name in ["megatron-deepspeed", "deepspeed-zero3", "hf-deepspeed", "ddp", "fsdp"] {
-        assert_eq!(named(name).unwrap().name, name);
+        assert_eq!(lookup(name).unwrap().name, name);
     }
-    assert_eq!(named("torchtitan-fsdp2-tp").unwrap().name, "torchtitan");
+    assert_eq!(lookup("torchtitan-fsdp2-tp").unwrap().name, "torchtitan");
     assert!(
         find("megatron", "--as")
             .unwrap_err()
@@ -144,14 +144,14 @@ fn a_program_is_found_by_each_of_its_names() {
             .contains("megatron-deepspeed")
     );
     let long = |seq_len, ranks| {
-        &*named("deepspeed-zero3")
+        &*lookup("deepspeed-zero3")
             .unwrap()
             .for_length(seq_len, ranks)
             .name
     };
     assert_eq!((long(4096, 1), long(8192, 2)), ("deepspeed-zero3", "deepspeed-zero3"));
     assert_eq!(long(8192, 1), "hf-deepspeed-liger");
-    let near = |name, cuts_layers| &*nearest(name, cuts_layers).name;
+    let near = |name, cuts_layers| &*find_nearest(name, cuts_layers).name;
     assert_eq!(
         (near("Megatron-Core", true), near("colossalai", true)),
         ("megatron-bridge", "nemo")

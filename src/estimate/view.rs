@@ -1,6 +1,6 @@
 //! Estimate in the form that all printers read: the table, the JSON, the page.
 
-use super::days::{Days, through};
+use super::days::{Days, plan_run};
 use super::gptrain::dry_run::{self, MemoryLimits};
 use super::gptrain::prices::{Prices, TRAFFIC};
 use super::setup::Setup;
@@ -94,7 +94,7 @@ impl View {
         let chunks = t.chunks;
         let micros = self.setup.micros().clamp(1, t.pipeline + 3);
         let micros = if chunks > 1 { micros.next_multiple_of(t.pipeline) } else { micros };
-        let backward = self.setup.forwards() + 1.0;
+        let backward = self.setup.forward_passes() + 1.0;
         let forward = self
             .stage_seconds
             .iter()
@@ -230,7 +230,7 @@ pub fn for_gptrain(m: &Manifest, setup: Setup, terms: Terms) -> View {
         seconds,
         stage_seconds,
         seconds_error: dry_run::error(setup.hardware),
-        days: through(m.batch.ramp(), terms.samples, &setup, &mut |s| {
+        days: plan_run(m.batch.ramp(), terms.samples, &setup, &mut |s| {
             dry_run::seconds(&counted, s)
         }),
         terms,

@@ -35,7 +35,7 @@ pub fn money(sign: &str, sum: f64) -> String {
 }
 
 /// Seconds in the unit of the largest of a column: "417.0 ms", "0.417 s", "95.0 s".
-pub fn alike(seconds: f64, largest: f64) -> String {
+pub fn seconds_in_unit_of(seconds: f64, largest: f64) -> String {
     match largest {
         ..1.0 => format!("{:.1} ms", 1e3 * seconds),
         ..10.0 => format!("{seconds:.3} s"),
@@ -197,9 +197,15 @@ fn tokens_are_read_as_people_write_them() {
 
 #[test]
 fn a_columns_cells_have_one_unit() {
-    assert_eq!([0.4171, 0.02].map(|seconds| alike(seconds, 0.4171)), ["417.1 ms", "20.0 ms"]);
-    assert_eq!([0.4171, 1.9].map(|seconds| alike(seconds, 1.9)), ["0.417 s", "1.900 s"]);
-    assert_eq!(alike(90_000.0, 90_000.0), "90000.0 s");
+    assert_eq!(
+        [0.4171, 0.02].map(|seconds| seconds_in_unit_of(seconds, 0.4171)),
+        ["417.1 ms", "20.0 ms"]
+    );
+    assert_eq!(
+        [0.4171, 1.9].map(|seconds| seconds_in_unit_of(seconds, 1.9)),
+        ["0.417 s", "1.900 s"]
+    );
+    assert_eq!(seconds_in_unit_of(90_000.0, 90_000.0), "90000.0 s");
     assert_eq!([366e9, 1_830_000.0, 12_345.0, 17.0].map(size), ["366.0 B", "1.83 M", "12 k", "17"]);
     assert_eq!([1, 64].map(devices), ["1 device", "64 devices"]);
 }

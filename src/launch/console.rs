@@ -57,13 +57,13 @@ impl Console {
         let text = wrap(text, output_width());
         let out = &mut self.output.lock().out;
         // A closed pipe (`gptrain run | head`) does not end a run: its record is on disk.
-        let _ = progress::above(|| writeln!(out, "{text}").and_then(|()| out.flush()));
+        let _ = progress::print_above_bar(|| writeln!(out, "{text}").and_then(|()| out.flush()));
     }
 
     /// Prints a line on standard error.
     pub fn error(&self, text: &str) {
         let text = wrap(text, error_width());
         let _lines_are_whole = self.output.lock();
-        let _ = progress::above(|| writeln!(io::stderr(), "{text}"));
+        let _ = progress::print_above_bar(|| writeln!(io::stderr(), "{text}"));
     }
 }

@@ -23,16 +23,16 @@ struct Starts {
     from_step: u64,
     starts: u32,
     /// Starts in a row that left for the end of their job after at most one step.
-    #[serde(default)]
-    short: u32,
+    #[serde(default, rename = "short")]
+    short_starts: u32,
 }
 
 /// Counts this start from the checkpoint of `step`. Fails after `MAX_STARTS` starts from the same
 /// step.
 pub fn count_start(folder: &Path, step: u64) -> anyhow::Result<()> {
-    let path = file(folder);
+    let path = starts_file(folder);
     let recorded = read_starts(folder);
-    let short = recorded.as_ref().map_or(0, |starts| starts.short);
+    let short_starts = recorded.as_ref().map_or(0, |starts| starts.short_starts);
     let before = match recorded {
         Some(Starts { from_step, starts, .. }) if from_step == step => starts,
         _ => 0,
@@ -52,18 +52,18 @@ pub fn count_start(folder: &Path, step: u64) -> anyhow::Result<()> {
         )
         .into());
     }
-    write(folder, &Starts { from_step: step, starts: before + 1, short })
+    write(folder, &Starts { from_step: step, starts: before + 1, short_starts })
 }
 
 fn write(folder: &Path, starts: &Starts) -> anyhow::Result<()> {
-    output::write(&file(folder), Existing::Replaced, &serde_json::to_vec(starts)?)
+    output::write(&starts_file(folder), Existing::Replaced, &serde_json::to_vec(starts)?)
 }
 
 /// Uncounts this start, which was refused before its first step.
 pub fn uncount_start(folder: &Path) {
     let Some(mut recorded) = read_starts(folder) else { return };
     recorded.starts = recorded.starts.saturating_sub(1);
-    if recorded.starts == 0 && recorded.short == 0 {
+    if recorded.starts == 0 && recorded.short_starts == 0 {
         reset(folder);
     } else {
         // If this fails, the start counts.
@@ -77,7 +77,7 @@ pub fn count_leave(folder: &Path, steps: Range<u64>) {
         return reset(folder);
     }
     let Some(mut recorded) = read_starts(folder) else { return reset(folder) };
-    recorded.short += 1;
+    recorded.short_starts += 1;
     if !steps.is_empty() {
         recorded.starts = 0; // a step is saved: the next start counts from there
     }
@@ -85,24 +85,24 @@ pub fn count_leave(folder: &Path, steps: Range<u64>) {
     let _ = write(folder, &recorded);
 }
 
-/// Whether the run may start itself again. The error is the number of starts in a row that took at
-/// most one step.
-pub fn may_chain(folder: &Path) -> Result<(), u32> {
-    let short = read_starts(folder).map_or(0, |starts| starts.short);
+/// Fails if the run may not start itself again, with the number of starts in a row that took at most
+/// one step.
+pub fn check_restart(folder: &Path) -> Result<(), u32> {
+    let short = read_starts(folder).map_or(0, |starts| starts.short_starts);
     if short < MAX_SHORT_STARTS { Ok(()) } else { Err(short) }
 }
 
 /// Resets the counts, because the run has ended without an error.
 pub fn reset(folder: &Path) {
-    let _ = fs::remove_file(file(folder)); // if this fails, the next start counts as one more
+    let _ = fs::remove_file(starts_file(folder)); // if this fails, the next start counts as one more
 }
 
 /// Recorded starts; None if the file does not exist or is unreadable.
 fn read_starts(folder: &Path) -> Option<Starts> {
-    let text = input::read(&file(folder), input::SMALL).ok()?;
+    let text = input::read(&starts_file(folder), input::SMALL).ok()?;
     serde_json::from_slice(&text).ok()
 }
 
-fn file(folder: &Path) -> PathBuf {
+fn starts_file(folder: &Path) -> PathBuf {
     folder.join(NAME)
 }

@@ -42,7 +42,7 @@ pub enum Kind {
 /// Target of messages that are events of the kind `Divergence`.
 pub const DIVERGENCE: &str = "train::divergence";
 
-/// Kind of warnings that were recorded without one.
+/// Kind of a recorded warning that has none.
 pub(super) fn warning() -> Kind {
     Kind::Warning
 }
@@ -112,7 +112,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_torn_line_costs_no_other_and_what_could_not_be_written_is_tried_again() {
+    fn a_torn_line_is_skipped_and_a_failed_write_can_be_retried() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         add(folder, Kind::Start, "one");

@@ -17,7 +17,7 @@ pub fn queue_again(m: &Manifest) {
         return;
     }
     let id = job.id();
-    if let Err(starts) = crash_loop::may_chain(&m.log.folder) {
+    if let Err(starts) = crash_loop::check_restart(&m.log.folder) {
         let margin = Seconds(m.slurm.margin_s);
         tracing::warn!(
             "job {id} is not queued again: {starts} starts in a row took at most one step before \

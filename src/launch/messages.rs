@@ -23,8 +23,8 @@ use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Layer that prints and records events, and its handle. By default it prints to standard output, and
-/// errors to standard error.
+/// Layer of `tracing` that prints and records events; clones share its state. By default it prints to
+/// standard output, and errors to standard error.
 #[derive(Clone, Default)]
 pub struct Messages {
     console: Console,
@@ -45,7 +45,7 @@ impl Messages {
                 .clone()
                 .with_filter(filter_fn(|meta| meta.is_span()))
         });
-        let shown = filter_fn(move |meta| *meta.level() <= level && is_own(meta.target()))
+        let shown = filter_fn(move |meta| *meta.level() <= level && is_from_gptrain(meta.target()))
             .with_max_level_hint(level);
         let layers = tracing_subscriber::registry()
             .with(self.clone().with_filter(shown))
@@ -98,7 +98,7 @@ fn add_warning(warnings: &Warnings, kind: Kind, text: &str) {
 
 /// Crates whose events are messages. Events of libraries (object_store on each retry, its HTTP
 /// client on headers) are not for the user.
-const OWN: [&str; 17] = [
+const CRATES: [&str; 17] = [
     "gptrain",
     "base",
     "bench",
@@ -118,8 +118,8 @@ const OWN: [&str; 17] = [
     "train",
 ];
 
-fn is_own(target: &str) -> bool {
-    OWN.contains(&target.split("::").next().unwrap_or_default())
+fn is_from_gptrain(target: &str) -> bool {
+    CRATES.contains(&target.split("::").next().unwrap_or_default())
 }
 
 /// Fields of spans and events that are used here.
@@ -210,7 +210,7 @@ mod tests {
     use std::fs::{self, File};
 
     /// Printed text and records of the same events on two ranks, at a level.
-    fn logged(level: LevelFilter) -> (String, Vec<Vec<LogLine>>) {
+    fn log_on_two_ranks(level: LevelFilter) -> (String, Vec<Vec<LogLine>>) {
         let folder = tempfile::tempdir().unwrap();
         let printed = folder.path().join("printed");
         let console = Console::new(Box::new(File::create(&printed).unwrap()));
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn rank_0_prints_and_every_rank_records() {
-        let (printed, lines) = logged(LevelFilter::INFO);
+        let (printed, lines) = log_on_two_ranks(LevelFilter::INFO);
         assert_eq!(printed, "of the process\nnote: of rank 0\n");
         for (rank, lines) in lines.iter().enumerate() {
             let [line] = &lines[..] else { panic!("{lines:?}") };
@@ -242,23 +242,27 @@ mod tests {
     }
 
     #[test]
-    fn every_floor_may_speak_and_no_library() {
-        let floors = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+    fn events_of_every_crate_are_messages_and_those_of_libraries_are_not() {
+        let crates = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
             .unwrap()
             .map(|entry| entry.unwrap().path())
             .filter(|path| path.is_dir());
-        for floor in floors {
-            assert!(is_own(&floor.file_name().unwrap().to_string_lossy()), "{}", floor.display());
+        for folder in crates {
+            assert!(
+                is_from_gptrain(&folder.file_name().unwrap().to_string_lossy()),
+                "{}",
+                folder.display()
+            );
         }
-        assert!(is_own(module_path!()) && !is_own("object_store::client::retry"));
+        assert!(is_from_gptrain(module_path!()) && !is_from_gptrain("object_store::client::retry"));
     }
 
     #[test]
     fn a_level_hides_what_is_less_severe() {
-        let (printed, lines) = logged(LevelFilter::DEBUG);
+        let (printed, lines) = log_on_two_ranks(LevelFilter::DEBUG);
         assert_eq!(printed, "of the process\ndebug: opening data\nnote: of rank 0\n");
         assert!(lines.iter().all(|lines| lines.len() == 2), "{lines:?}");
-        let (printed, lines) = logged(LevelFilter::ERROR);
+        let (printed, lines) = log_on_two_ranks(LevelFilter::ERROR);
         assert!(printed.is_empty() && lines.iter().all(Vec::is_empty), "{printed} {lines:?}");
     }
 }

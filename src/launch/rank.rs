@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt;
 
+/// Rank that is running, on its own thread. Its collectives must be called by all ranks, in one order.
 pub struct Rank<'a> {
     world: &'a World,
     pub grid: Grid,
@@ -17,7 +18,7 @@ pub struct Rank<'a> {
     host: HostCollectives,
 }
 
-/// Error agreed by all ranks. `error` is Some only on the rank that prints it.
+/// Error on which all ranks agreed: they end with one exit code, and one of them prints it.
 #[derive(Debug)]
 pub struct CollectiveError {
     /// Exit code of all ranks.
@@ -85,7 +86,7 @@ impl<'a> Rank<'a> {
     }
 
     /// Number of ranks on which each flag is true (an all-reduce).
-    pub fn count<const N: usize>(&self, mine: [bool; N]) -> [usize; N] {
+    pub fn count_ranks<const N: usize>(&self, mine: [bool; N]) -> [usize; N] {
         let mut counts = mine.map(|yes| if yes { 1.0 } else { 0.0 });
         self.host.sum(&mut counts);
         counts.map(|count| count as usize)
@@ -93,13 +94,13 @@ impl<'a> Rank<'a> {
 
     /// Runs a phase that every rank executes separately. It is named in a hang diagnosis, and
     /// succeeds on all ranks or stops all of them. `work` calls no collective.
-    pub fn phase<T>(&self, name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub fn run_phase<T>(&self, name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.enter_phase(name);
         self.agree(work())
     }
 
     /// Runs a phase on rank 0, whose result all ranks receive.
-    pub fn first_phase<T: Serialize + DeserializeOwned>(
+    pub fn run_phase_on_rank0<T: Serialize + DeserializeOwned>(
         &self,
         name: &str,
         work: impl FnOnce() -> Result<T>,
@@ -119,7 +120,7 @@ impl<'a> Rank<'a> {
     pub fn wait_until(&self, mut ready: impl FnMut() -> Result<bool>) -> Result<()> {
         loop {
             let mine = ready();
-            let [ready, failed] = self.count([matches!(mine, Ok(true)), mine.is_err()]);
+            let [ready, failed] = self.count_ranks([matches!(mine, Ok(true)), mine.is_err()]);
             if failed > 0 {
                 return self.agree(mine.map(drop));
             }
@@ -132,7 +133,7 @@ impl<'a> Rank<'a> {
     /// This rank's result if all ranks succeeded. Otherwise fails on all of them; the lowest failed
     /// rank prints the error.
     pub fn agree<T>(&self, mine: Result<T>) -> Result<T> {
-        match self.count([mine.is_err()]) {
+        match self.count_ranks([mine.is_err()]) {
             [0] => mine,
             _ => Err(self.collective_error(mine.err())),
         }

@@ -22,7 +22,7 @@ use std::sync::Once;
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Description of ranks that a launcher started.
+/// Kind of ranks that a launcher started.
 const PROCESSES: &str = "processes";
 
 /// The ranks of this process.
@@ -32,7 +32,7 @@ pub struct LocalRanks {
     pub node: String,
     /// CPU threads of each rank.
     pub threads: usize,
-    /// "threads of a process" or "processes", as printed at the start.
+    /// How the ranks run, as printed at the start: "threads of a process" or "processes".
     pub kind: &'static str,
 }
 
@@ -74,11 +74,11 @@ impl LocalRanks {
         let host = base::hostname();
         let Some(launch) = launcher.as_ref().filter(|_| !alone) else {
             let job = format!("process {}", std::process::id());
-            let dumps = writes_dumps.then(|| dumps(m, &job));
-            clear(dumps.as_deref());
+            let dumps = writes_dumps.then(|| dump_folder(m, &job));
+            remove_dumps(dumps.as_deref());
             let threads = m.train.threads.unwrap_or(cores / ranks).max(1);
             let mut worlds = Vec::new();
-            for world in threads::watched(ranks, &watchdog(m, dumps.clone()))? {
+            for world in threads::with_watchdog(ranks, &watchdog(m, dumps.clone()))? {
                 let local = LocalRank {
                     local_rank: world.rank(),
                     local_world: ranks,
@@ -95,15 +95,15 @@ impl LocalRanks {
         }
         let share = launch.cores.unwrap_or(cores / launch.local_world.max(1));
         let threads = m.train.threads.unwrap_or(share).max(1);
-        let dumps = writes_dumps.then(|| dumps(m, &launch.job));
+        let dumps = writes_dumps.then(|| dump_folder(m, &launch.job));
         if launch.rank == 0 {
-            clear(dumps.as_deref());
+            remove_dumps(dumps.as_deref());
         }
         let identity = xxh3_64(format!("{}\n{options}", loaded.effective).as_bytes());
         let join = Join {
             start_timeout: Duration::from_secs_f64(m.comm.start_timeout_s),
             node: if launch.node.is_empty() { host } else { launch.node.clone() },
-            ..Join::launched(launch, &m.log.folder, identity, watchdog(m, dumps))?
+            ..Join::from_launcher(launch, &m.log.folder, identity, watchdog(m, dumps))?
         };
         let local_rank = launch.local_rank;
         let local_world = launch.local_world;
@@ -116,21 +116,21 @@ impl LocalRanks {
         Ok(LocalRanks { worlds, node: join.node, threads, kind: PROCESSES })
     }
 
-    /// Whether a launcher started each rank as a process of its own.
+    /// Whether each rank is a process, started by a launcher.
     pub fn are_processes(&self) -> bool {
         self.kind == PROCESSES
     }
 
-    /// Runs each rank on its own thread and waits for all. Returns the result of one of them, or an
-    /// error: preferably the cause, else the failure that other ranks saw of it.
+    /// Runs `work` for each rank on its own thread and waits for all. Returns the result of the lowest
+    /// rank, or an error: preferably the cause, otherwise the failure that other ranks saw of it.
     pub fn run<T: Send>(
         &mut self,
         m: &Manifest,
         messages: &Messages,
-        rank: impl Fn(&Rank, &Device) -> anyhow::Result<T> + Sync,
+        work: impl Fn(&Rank, &Device) -> anyhow::Result<T> + Sync,
     ) -> anyhow::Result<T> {
         let worlds = std::mem::take(&mut self.worlds);
-        let rank = &rank;
+        let work = &work;
         let ranks = &*self;
         let outcomes: Vec<_> = std::thread::scope(|scope| {
             let started: Vec<_> = worlds
@@ -139,7 +139,7 @@ impl LocalRanks {
                     let name = format!("rank {}", world.rank());
                     base::threads::spawn_with_stack(scope, &name, 8 << 20, move || {
                         let _rank = messages.enter_rank(world.rank(), world.recorder());
-                        ranks.run_one(world, local, m, rank)
+                        ranks.run_one(world, local, m, work)
                     })
                 })
                 .collect();
@@ -172,19 +172,19 @@ impl LocalRanks {
         }
     }
 
-    /// Whether rank 0 is among them. Called before they run.
-    pub fn have_first(&self) -> bool {
+    /// Whether rank 0 is among these ranks. Must be called before `run`.
+    pub fn has_rank0(&self) -> bool {
         self.worlds.iter().any(|(world, _)| world.rank() == 0)
     }
 
-    /// Runs one rank. The world is dropped before the device: other ranks may write into its
-    /// memory.
+    /// Opens the device of one rank and runs `work`. The world is dropped before the device, because
+    /// other ranks may write into the device's memory.
     fn run_one<T>(
         &self,
         world: World,
         local: LocalRank,
         m: &Manifest,
-        rank: &(impl Fn(&Rank, &Device) -> anyhow::Result<T> + Sync),
+        work: &(impl Fn(&Rank, &Device) -> anyhow::Result<T> + Sync),
     ) -> Result<anyhow::Result<T>, Failed> {
         let opened = OnceCell::new();
         let run = |world: &World| {
@@ -195,8 +195,8 @@ impl LocalRanks {
             let device = me.agree(device.map_err(anyhow::Error::from))?;
             let device = opened.get_or_init(|| device);
             device::check_all(&me, m, &self.node, device)?;
-            // Once, although `--minutes` opens the device before the run does.
-            static SAID: Once = Once::new();
+            // Shown once, although `--minutes` opens the device before the run does.
+            static SHOWN: Once = Once::new();
             let describe = || {
                 tracing::info!("device: {}", device.description(m.precision));
                 if let Some(advice) = device.advice(m.precision) {
@@ -204,11 +204,11 @@ impl LocalRanks {
                 }
             };
             if me.is_first() {
-                SAID.call_once(describe)
+                SHOWN.call_once(describe)
             } else {
                 describe()
             }
-            rank(&me, device)
+            work(&me, device)
         };
         comm::catch(|| {
             let world = world;
@@ -219,8 +219,8 @@ impl LocalRanks {
 
 /// Broadcasts an error the other ranks do not have yet. If the process group has already failed,
 /// that failure wins over this rank's own error.
-fn broadcast_error<T>(world: &World, ended: anyhow::Result<T>) -> anyhow::Result<T> {
-    if let Err(error) = &ended
+fn broadcast_error<T>(world: &World, result: anyhow::Result<T>) -> anyhow::Result<T> {
+    if let Err(error) = &result
         && !error.is::<CollectiveError>()
     {
         if let Some(failed) = world.failed() {
@@ -228,7 +228,7 @@ fn broadcast_error<T>(world: &World, ended: anyhow::Result<T>) -> anyhow::Result
         }
         let Some(Dead { device, why }) = error.downcast_ref::<Dead>() else {
             world.fail(&format!("{error:#}"));
-            return ended;
+            return result;
         };
         let why = format!("{why}; last event: {}", world.recorder().phase());
         let failed = world.fail(&format!("{device}: {why}"));
@@ -237,7 +237,7 @@ fn broadcast_error<T>(world: &World, ended: anyhow::Result<T>) -> anyhow::Result
         }
         return Err(Dead { device: device.clone(), why }.into());
     }
-    ended
+    result
 }
 
 /// Variables of the launcher; comm.rendezvous counts as one.
@@ -277,12 +277,12 @@ fn watchdog(m: &Manifest, dumps: Option<PathBuf>) -> Watchdog {
 }
 
 /// Dump folder of this start of this job. Dumps of other starts are kept.
-fn dumps(m: &Manifest, job: &str) -> PathBuf {
+fn dump_folder(m: &Manifest, job: &str) -> PathBuf {
     job_folder(&m.log.folder, "failures", job)
 }
 
-/// Removes an earlier dump under the same name, which would be mistaken for this start's.
-fn clear(dumps: Option<&Path>) {
+/// Removes dumps of an earlier start under the same name, which would be mistaken for this start's.
+fn remove_dumps(dumps: Option<&Path>) {
     if let Some(dumps) = dumps {
         let _ = std::fs::remove_dir_all(dumps); // usually there is none
     }

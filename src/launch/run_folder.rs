@@ -32,14 +32,16 @@ pub struct FolderLock {
 }
 
 impl FolderLock {
-    /// Creates the folder if it is missing, and locks it. In a restarted job rank 0's last process
-    /// may still hold the lock, because the file server has not noticed that its node is gone; in a
-    /// series that was killed, the run of the killed series, which is saving.
+    /// Creates the folder if it is missing, and locks it. Waits for the lock if its holder may be about
+    /// to end: in a restarted job rank 0's last process, whose node the file server has not noticed to be
+    /// gone; in a restarted series the run of the killed one, which is saving.
     pub fn take(folder: &Path) -> anyhow::Result<FolderLock> {
         let end = Deadline::after(LOCK_TIMEOUT);
         loop {
             match FolderLock::try_take(folder) {
-                Err(held) if held.is::<Problems>() && may_end_soon() && !end.has_passed() => {
+                Err(held)
+                    if held.is::<Problems>() && holder_may_end_soon() && !end.has_passed() =>
+                {
                     std::thread::sleep(Duration::from_millis(500));
                 }
                 taken => return taken,
@@ -86,7 +88,7 @@ impl FolderLock {
 }
 
 /// Whether the holder of a lock may be a process that is about to end.
-fn may_end_soon() -> bool {
+fn holder_may_end_soon() -> bool {
     Place::is_given() || is_task_of_series()
 }
 

@@ -2,7 +2,7 @@
 //! folder has one line for each command that ended well; the next start skips these, also after
 //! SIGKILL.
 //!
-//! Does not know what the commands do. A command that was cut off is started again: `gptrain run`
+//! Independent of what the commands do. A command that was cut off is started again: `gptrain run`
 //! continues from its own checkpoint.
 
 use super::run_folder::{SERIES, is_task_of_series};
@@ -37,7 +37,7 @@ pub struct Task {
     pub words: Vec<OsString>,
     /// File that receives the command's output, appended.
     pub output: PathBuf,
-    /// File that the command leaves: without it the task is done again.
+    /// File that the command leaves when it has ended well: without it the task is done again.
     pub leaves: PathBuf,
 }
 
@@ -143,7 +143,7 @@ impl<'t> Series<'t> {
             let Running { task, since, .. } = running.remove(i);
             if status.success() && is_whole(task) {
                 let seconds = since.elapsed().as_secs_f64();
-                self.note(task, seconds)?;
+                self.record_done(task, seconds)?;
                 report(task, Progress::Done(seconds));
             } else {
                 let last = last_line(&task.output);
@@ -154,7 +154,7 @@ impl<'t> Series<'t> {
     }
 
     /// Records that a task has ended well.
-    fn note(&mut self, task: &Task, seconds: f64) -> Result<()> {
+    fn record_done(&mut self, task: &Task, seconds: f64) -> Result<()> {
         let path = self.folder.join(RECORD);
         let done = Done { task: task.name.clone(), input: digest(&task.input), seconds };
         let mut line = serde_json::to_vec(&done)?;

@@ -59,7 +59,7 @@ impl SickNode {
 
 /// Entries that have not expired.
 pub fn read(folder: &Path) -> Result<Vec<SickNode>> {
-    let path = file(folder);
+    let path = sick_nodes_file(folder);
     let text = match input::read(&path, input::SMALL) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         read => read.with_context(|| format!("cannot read {}", path.display()))?,
@@ -131,10 +131,10 @@ pub fn clear(folder: &Path, host: Option<&str>) -> Result<usize> {
 fn write(folder: &Path, nodes: &[SickNode]) -> Result<()> {
     let text = serde_json::to_vec_pretty(nodes)?;
     fs::create_dir_all(folder)?; // of a run that has not begun
-    output::write(&file(folder), Existing::Replaced, &text)
+    output::write(&sick_nodes_file(folder), Existing::Replaced, &text)
 }
 
-fn file(folder: &Path) -> PathBuf {
+fn sick_nodes_file(folder: &Path) -> PathBuf {
     folder.join(NAME)
 }
 
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_long_ago_does_not_count_and_damage_excludes_nobody() {
+    fn expired_entries_are_ignored_and_a_damaged_file_excludes_no_node() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         add(folder, "n1", Reason::Slow, "slow").unwrap();
@@ -175,7 +175,7 @@ mod tests {
         nodes[0].expires -= LIFETIME_S + 1.0;
         write(folder, &nodes).unwrap();
         assert_eq!(hosts_to_exclude(folder, false), [""; 0]);
-        fs::write(file(folder), "{").unwrap();
+        fs::write(sick_nodes_file(folder), "{").unwrap();
         assert_eq!(hosts_to_exclude(folder, false), [""; 0]);
         assert!(read(folder).is_err());
         add(folder, "n2", Reason::Slow, "slow").unwrap();

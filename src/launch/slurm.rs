@@ -134,7 +134,7 @@ impl Job {
         let description = self.description()?;
         let own = field(&description, "ExcNodeList").unwrap_or_default();
         let nodes = merge_lists(own, exclude);
-        let mut test = as_user("sbatch");
+        let mut test = outside_of_step("sbatch");
         test.args(["--test-only", "--wrap=:"])
             .args(repeated_options(&description));
         run_command(test.arg(format!("--exclude={nodes}")))?;
@@ -156,7 +156,7 @@ impl Job {
             .context("only a job with a batch script can be submitted again")?;
         ensure!(script.exists(), "scontrol wrote no {}", script.display());
         let description = self.description()?;
-        let mut sbatch = as_user("sbatch");
+        let mut sbatch = outside_of_step("sbatch");
         sbatch.arg("--parsable");
         sbatch.arg(format!("--dependency=afterany:{}", self.id));
         sbatch.arg("--open-mode=append");
@@ -170,8 +170,8 @@ impl Job {
     }
 }
 
-/// Command that passes its environment to a job, without the variables of this step's rank.
-fn as_user(program: &str) -> Command {
+/// Command without the variables of this step and its rank: sbatch passes its environment to the new job.
+fn outside_of_step(program: &str) -> Command {
     let mut command = Command::new(program);
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     command.env_remove(comm::Place::VARIABLE);
@@ -186,7 +186,7 @@ fn as_user(program: &str) -> Command {
 fn run_despite_sigterm(words: &[&str]) -> anyhow::Result<String> {
     let mut shell = Command::new("sh");
     shell.args(["-c", "trap '' TERM; exec \"$@\"", "sh"]);
-    run_as(words[0], shell.args(words))
+    run_named_command(words[0], shell.args(words))
 }
 
 /// Field of `scontrol show job -o`, if it has a value.
@@ -242,10 +242,11 @@ fn repeated_options(description: &str) -> Vec<String> {
 /// Runs a command and returns its output. Fails with its error output if it fails or takes too long.
 fn run_command(command: &mut Command) -> anyhow::Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
-    run_as(&name, command)
+    run_named_command(&name, command)
 }
 
-fn run_as(name: &str, command: &mut Command) -> anyhow::Result<String> {
+/// Like `run_command`; errors begin with `name`.
+fn run_named_command(name: &str, command: &mut Command) -> anyhow::Result<String> {
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -340,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_sbatch_was_given_is_repeated() {
+    fn options_of_sbatch_are_repeated() {
         // Output of Slurm 22.05.
         let about = "JobId=1 JobName=job.sh Account=(null) QOS=(null) TimeLimit=00:01:00 \
                      TimeMin=N/A Partition=test NumNodes=2-2 NumCPUs=2 NumTasks=2 CPUs/Task=1 \

@@ -22,7 +22,7 @@ const COMPUTE: &str = "compute";
 /// Track for the GPU's execution of enqueued work.
 const GPU: &str = "GPU";
 
-/// Layer, and a handle of it.
+/// Layer of `tracing` that records spans; clones share the buffers.
 #[derive(Clone, Default)]
 pub struct SpanRecorder {
     ranks: Arc<Mutex<BTreeMap<usize, Buffer>>>,
@@ -73,7 +73,7 @@ pub struct Span {
 }
 
 impl SpanRecorder {
-    /// Sets what identifies a rank.
+    /// Sets the description of a rank, before its spans are recorded.
     pub fn prepare(&self, spans: RankSpans) {
         let buffer = self.buffer(spans.rank);
         *buffer.lock() = spans;
@@ -198,8 +198,8 @@ struct Fields {
 }
 
 impl Fields {
-    /// Takes the track. A group has two, because its blocking collectives overlap in time with those
-    /// on the communication queue.
+    /// Takes the name of the track. A group has two tracks, because its blocking collectives overlap in
+    /// time with those on the communication queue.
     fn take_track(&mut self) -> Cow<'static, str> {
         match (self.group.take(), self.track.take()) {
             (Some(group), _) if self.queued => Cow::Owned(format!("comm {group} (queue)")),

@@ -72,7 +72,7 @@ impl Storage {
         let [mut pause, longest] = PAUSES;
         let ended = loop {
             let left = end.left();
-            if left.is_zero() || self.cancelled_after(pause.min(left)) {
+            if left.is_zero() || self.sleep_until_cancelled(pause.min(left)) {
                 let waited = Seconds(begun.elapsed().as_secs_f64());
                 break Err(error.context(format!("waited {waited} for {}", self.folder.display())));
             }
@@ -107,8 +107,8 @@ impl Storage {
         }
     }
 
-    /// Sleeps. Returns true once waits are cancelled.
-    fn cancelled_after(&self, pause: Duration) -> bool {
+    /// Sleeps for `pause`, or until waits are cancelled. Returns whether they are.
+    fn sleep_until_cancelled(&self, pause: Duration) -> bool {
         let begun = Moment::now();
         let mut outage = self.outage.lock();
         while !outage.cancelled && begun.elapsed() < pause {
@@ -163,7 +163,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(3600);
 
-    fn fails(errno: Errno) -> Result<()> {
+    fn failing_write(errno: Errno) -> Result<()> {
         Err(io::Error::from(errno))
             .context("cannot write a")
             .context("not saved")
@@ -174,13 +174,13 @@ mod tests {
         let mut tried = 0;
         let ended = storage.retry(|| {
             tried += 1;
-            if tried > times { Ok(()) } else { fails(errno) }
+            if tried > times { Ok(()) } else { failing_write(errno) }
         });
         (tried, ended)
     }
 
     #[test]
-    fn errors_of_the_table_are_waited_for_and_no_others() {
+    fn only_temporary_errors_are_retried() {
         let folder = tempfile::tempdir().unwrap();
         let storage = Storage::new(folder.path(), LONG);
         for (errno, times) in TEMPORARY

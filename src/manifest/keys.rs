@@ -100,7 +100,7 @@ impl Keys {
         match &root.value {
             Value::Map(entries) => self.section(entries, &self.schema, path, report),
             Value::Null => {
-                let sections = required(&self.schema).join(", ");
+                let sections = required_keys(&self.schema).join(", ");
                 report.add(path, "the manifest is empty", format!("it needs {sections}"));
                 Json::Object(Default::default())
             }
@@ -130,14 +130,14 @@ impl Keys {
                 }
             }
         }
-        for key in required(schema) {
+        for key in required_keys(schema) {
             let below = suggest::join(path, key);
             if !values.contains_key(key) && report.are_valid(&[&below]) {
                 let about = sentence(&known[key]);
                 let needs = self
                     .shape(&known[key])
                     .object
-                    .map(required)
+                    .map(required_keys)
                     .unwrap_or_default();
                 let remedy = if needs.is_empty() {
                     format!("add `{key}:` ({about})")
@@ -204,7 +204,7 @@ impl Keys {
             Value::Null => {
                 let section = shape
                     .object
-                    .filter(|object| required(object).is_empty())
+                    .filter(|object| required_keys(object).is_empty())
                     .filter(|_| shape.choices.is_empty());
                 section.map(|_| Json::Object(Default::default()))
             }
@@ -449,7 +449,7 @@ fn describe_wanted(shape: &Shape) -> String {
     ways.join(", or ")
 }
 
-fn required(schema: &Json) -> Vec<&str> {
+fn required_keys(schema: &Json) -> Vec<&str> {
     schema["required"]
         .as_array()
         .into_iter()

@@ -41,7 +41,7 @@ impl BlockActs {
         };
         let mid = arenas.costly.matrix(x.rows, x.cols, x.dtype);
         let out = workspace.matrix(x.rows, x.cols, x.dtype);
-        let out_in = cx.tp.gathered(out, inputs.rows(), workspace);
+        let out_in = cx.tp.gathered_buffer(out, inputs.rows(), workspace);
         let drop =
             |site| cx.dropout(&format!("block.{layer}.{site}"), cx.model.dropout.residual, inputs);
         BlockActs {

@@ -37,20 +37,20 @@ impl GradBuffers {
         let outside = || arena.matrix(cx.tp.tokens(all), cx.model.hidden, cx.dtype);
         let stream = outside();
         let h = outside();
-        let stream_in = cx.tp.gathered(stream, all, arena);
+        let stream_in = cx.tp.gathered_buffer(stream, all, arena);
         let wide = |cols| arena.matrix(all, cx.tp.share(cols), cx.dtype);
         let act = wide(cx.model.ffn_hidden);
         let fc = if cx.model.ffn == Ffn::Swiglu { wide(cx.model.ffn_rows()) } else { act };
         let own = cx.training && cx.model.dropout.residual > 0.0;
         let branch = if own { outside() } else { stream };
-        let branch_in = if own { cx.tp.gathered(branch, all, arena) } else { stream_in };
+        let branch_in = if own { cx.tp.gathered_buffer(branch, all, arena) } else { stream_in };
         GradBuffers {
             stream,
             stream_in,
             branch,
             branch_in,
             h,
-            h_in: cx.tp.gathered(h, all, arena),
+            h_in: cx.tp.gathered_buffer(h, all, arena),
             act,
             fc,
             ctx: arena.matrix(all, cx.heads().query_width(), cx.dtype),

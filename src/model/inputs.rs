@@ -41,7 +41,7 @@ impl Inputs {
     }
 
     /// The same buffers, for batches that may have their own masks.
-    pub fn masked(self) -> Inputs {
+    pub fn with_masks(self) -> Inputs {
         Inputs { causal: false, ..self }
     }
 

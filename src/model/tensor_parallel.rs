@@ -86,7 +86,7 @@ impl TensorParallel<'_> {
 
     /// Buffer for the gathered `outside`, all N tokens; `outside` itself without sequence
     /// parallelism.
-    pub fn gathered(&self, outside: Tensor, all: usize, arena: &Arena) -> Tensor {
+    pub fn gathered_buffer(&self, outside: Tensor, all: usize, arena: &Arena) -> Tensor {
         if self.sequence { arena.matrix(all, outside.cols, outside.dtype) } else { outside }
     }
 

@@ -303,7 +303,7 @@ mod tests {
     }
 
     /// Chunk and micro-batch of each computation: "F0.3 B1.0".
-    fn spelled(rounds: &[Round]) -> String {
+    fn spell_rounds(rounds: &[Round]) -> String {
         rounds
             .iter()
             .flatten()
@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn one_stage_alternates() {
         let rounds = one_f_one_b(PipelineRank::SOLO, 2);
-        assert_eq!(spelled(&rounds), "F0.0 B0.0 F0.1 B0.1");
+        assert_eq!(spell_rounds(&rounds), "F0.0 B0.0 F0.1 B0.1");
         assert_eq!(slots(PipelineRank::SOLO, &one_f_one_b(PipelineRank::SOLO, 9)), 1);
     }
 
@@ -339,14 +339,14 @@ mod tests {
     fn interleaving_is_megatrons() {
         let last = interleaved(pipeline_rank(3, 4, 2), 8);
         assert!(
-            spelled(&last).starts_with("F0.0 F0.1 F0.2 F0.3 F1.0 B1.0 F1.1 B1.1 F1.2 B1.2"),
+            spell_rounds(&last).starts_with("F0.0 F0.1 F0.2 F0.3 F1.0 B1.0 F1.1 B1.1 F1.2 B1.2"),
             "{}",
-            spelled(&last)
+            spell_rounds(&last)
         );
         let first = interleaved(pipeline_rank(0, 4, 2), 8);
         let warmup = first.iter().take_while(|round| round.len() == 1).count();
         assert_eq!(warmup, 2 * 3 + 4);
-        assert_eq!(spelled(&first[warmup..warmup + 2]), "F0.6 B1.0 F0.7 B1.1");
+        assert_eq!(spell_rounds(&first[warmup..warmup + 2]), "F0.6 B1.0 F0.7 B1.1");
     }
 
     /// Every pass appears once forward and once backward, in the order of micro-batches within a

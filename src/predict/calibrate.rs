@@ -38,7 +38,7 @@ pub fn calibrate(
         (false, _) => {
             let mut rows = rows::read(text, name)?;
             if asynchronous {
-                rows = rows.into_iter().map(Row::asynchronous).collect();
+                rows = rows.into_iter().map(Row::with_async_launches).collect();
             }
             let refused = rows
                 .iter()
@@ -59,7 +59,7 @@ pub fn calibrate(
 
 impl Calibrated {
     /// Number of times and memories in the file of that name.
-    pub fn learned(&self, name: &str) -> Result<(usize, usize), Problems> {
+    pub fn learned_counts(&self, name: &str) -> Result<(usize, usize), Problems> {
         match self.predictor.learned {
             (0, 0) => Err(Problems::one(
                 name,

@@ -109,7 +109,7 @@ fn coordinates(s: &Setup) -> Vec<f64> {
         2.0 * ln(m.hidden),
         ln(m.heads),
         2.0 * ln(m.seq_len),
-        step(s.odd_heads()),
+        step(s.has_odd_heads()),
         step(t.recompute == Recompute::Full),
         f64::from(t.zero),
         3.0 * s.numbers.bits().ln(),

@@ -31,7 +31,8 @@ pub fn fit_constants(rows: &[&Row], start: &Constants, rest: f64) -> Constants {
     let measured: Vec<(&Setup, f64)> = rows.iter().filter_map(|row| row.memory()).collect();
     let products: Vec<Products> = timed.iter().map(|(s, _)| Products::new(s)).collect();
     let seconds = |k: &[f64]| -> Vec<f64> {
-        let total = |s: &Setup, products: &Products| cost::time_with(s, *products, k).total();
+        let total =
+            |s: &Setup, products: &Products| cost::time_of_products(s, *products, k).total();
         timed
             .iter()
             .zip(&products)
@@ -87,7 +88,7 @@ fn read(text: &str) -> Option<Constants> {
 }
 
 /// Constants in the format of `constants.yaml`.
-pub fn written(constants: &Constants) -> String {
+pub fn to_yaml(constants: &Constants) -> String {
     let mut text = String::from(
         "# The constants of cost/constants.rs, fitted to the rows of data/ by fitted.rs,\n\
          # which says how to write it again.\n",

@@ -4,7 +4,7 @@ use super::predictor::{Prediction, Predictor};
 use super::shape_lint;
 use base::table::{Cell, Printout, Rows, Table};
 use estimate::change::{Proposal, propose_faster, propose_smaller};
-use estimate::days::through;
+use estimate::days::plan_run;
 use estimate::gptrain::cuts::is_permitted;
 use estimate::predict::{Needs, Predict};
 use estimate::setup::Setup;
@@ -90,7 +90,9 @@ fn view(predictor: &Predictor, m: &Manifest, setup: Setup, terms: Terms) -> View
             .collect(),
         seconds: p.seconds,
         seconds_error: p.seconds_error,
-        days: through(m.batch.ramp(), terms.samples, &setup, &mut |s| predictor.predict(s).seconds),
+        days: plan_run(m.batch.ramp(), terms.samples, &setup, &mut |s| {
+            predictor.predict(s).seconds
+        }),
         terms,
         setup,
     }
@@ -169,7 +171,7 @@ fn advise(predictor: &Predictor, m: &Manifest, v: &View, out: &mut Printout) {
     let shape = shape_lint::lint(&v.setup);
     if !shape.is_empty() {
         out.line("\nShape");
-        out.indented(&shape);
+        out.push_indented(&shape);
     }
     out.json["shape"] = shape.into();
     let (title, key, list, shown) = if v.fits {
@@ -184,12 +186,16 @@ fn advise(predictor: &Predictor, m: &Manifest, v: &View, out: &mut Printout) {
             "\nNo change of one or two steps fits: more devices (--min-gpus) or a smaller model.",
         );
     }
-    out.json[key] = changes(&list, v, now).json();
-    out.table(changes(list.iter().take(shown), v, now).titled(title));
+    out.json[key] = changes_table(&list, v, now).json();
+    out.table(changes_table(list.iter().take(shown), v, now).titled(title));
 }
 
 /// Changes, each with its cost in seconds per step.
-fn changes<'a>(list: impl IntoIterator<Item = &'a Change>, from: &View, now: &Prediction) -> Table {
+fn changes_table<'a>(
+    list: impl IntoIterator<Item = &'a Change>,
+    from: &View,
+    now: &Prediction,
+) -> Table {
     let cost = |change: &Change| change.cost(&from.setup, now);
     Rows::new(list)
         .column("change", "change", |c| c.what.clone())

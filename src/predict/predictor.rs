@@ -95,10 +95,10 @@ impl Predictor {
         let memory = cost::memory(s, &self.constants.memory);
         let (longer, half) = self
             .time
-            .at(features::for_time(s, &time, self.time.own > 0));
-        let (more, width) = self
-            .memory
-            .at(features::for_memory(s, &memory, self.memory.own > 0));
+            .predict_at(features::for_time(s, &time, self.time.own > 0));
+        let (more, width) =
+            self.memory
+                .predict_at(features::for_memory(s, &memory, self.memory.own > 0));
         Prediction {
             seconds: time.total() * longer.exp(),
             gigabytes: memory.reserved() * more.exp(),
@@ -143,17 +143,17 @@ impl Residuals {
     }
 
     /// Correction of the formulas' logarithm, and the error that nine in ten do not exceed.
-    fn at(&self, point: Features) -> (f64, f64) {
-        let learned = self.learned((point.program, point.machine));
-        let (mean, half) = learned.all.at(&point);
+    fn predict_at(&self, point: Features) -> (f64, f64) {
+        let learned = self.learned_for((point.program, point.machine));
+        let (mean, half) = learned.all.predict_at(&point);
         let unseen = learned
             .before
             .as_ref()
-            .map(|before| before.at(&as_others(&point)).1);
+            .map(|before| before.predict_at(&as_measured_by_others(&point)).1);
         (mean, unseen.map_or(half, |unseen| half.min(unseen)))
     }
 
-    fn learned(&self, cluster: Cluster) -> Arc<Learned> {
+    fn learned_for(&self, cluster: Cluster) -> Arc<Learned> {
         let mut learned = self.learned.lock().expect("no panic while learning");
         Arc::clone(learned.entry(cluster).or_insert_with(|| {
             let all = self.neighbours(cluster, &|_| true);
@@ -176,7 +176,7 @@ impl Residuals {
             .cloned()
             .unzip();
         let programs: BTreeSet<&str> = self.runs.iter().map(|(point, _)| point.program).collect();
-        Neighbours::new(self.kernel, points, &residuals).among(programs.len())
+        Neighbours::new(self.kernel, points, &residuals).with_programs(programs.len())
     }
 
     /// Whether more than a fifth of one's own runs are outside the bars that they had before.
@@ -188,7 +188,7 @@ impl Residuals {
         5 * own
             .iter()
             .filter(|(point, residual)| {
-                let (mean, half) = before.at(&as_others(point));
+                let (mean, half) = before.predict_at(&as_measured_by_others(point));
                 (residual - mean).abs() > half
             })
             .count()
@@ -197,6 +197,6 @@ impl Residuals {
 }
 
 /// A run as if others had measured it.
-fn as_others(point: &Features) -> Features {
+fn as_measured_by_others(point: &Features) -> Features {
     Features { own: false, ..point.clone() }
 }

@@ -1,6 +1,6 @@
 //! Lint of a model's shape: sizes that GPUs handle badly.
 
-use super::cost::wasted;
+use super::cost::wasted_share;
 use estimate::setup::Setup;
 
 /// All findings, in words.
@@ -15,7 +15,7 @@ pub fn lint(s: &Setup) -> Vec<String> {
     };
     let head_dim = m.heads().dim;
     note(
-        s.odd_heads(),
+        s.has_odd_heads(),
         format!(
             "head_dim {head_dim} is not a multiple of 8: attention runs at a tenth of its speed"
         ),
@@ -31,7 +31,7 @@ pub fn lint(s: &Setup) -> Vec<String> {
             format!("{name} = {size} is not a multiple of 64: half-filled tiles"),
         );
     }
-    let lost = wasted(s);
+    let lost = wasted_share(s);
     note(
         lost > 0.05,
         format!("{:.0} % of the products' time is half-empty tiles and waves", 100.0 * lost),

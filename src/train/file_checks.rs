@@ -59,7 +59,7 @@ pub struct FileFindings {
 
 impl FileFindings {
     /// Fails on any problem, because a run needs all files.
-    pub fn ready(self) -> Result<(), Problems> {
+    pub fn into_result(self) -> Result<(), Problems> {
         let FileFindings { mut wrong, missing, .. } = self;
         wrong.list.extend(missing.list);
         wrong.or(())
@@ -95,7 +95,7 @@ pub fn check_files(m: &Manifest) -> anyhow::Result<FileFindings> {
         files.check_dataset(m, &key, &prefix, &mut tokenizers)?;
     }
     if let (Some(eod), Some(unusual)) = (m.data.eod, unusual_end)
-        && !tokenizers.appended(eod.token)
+        && !tokenizers.is_appended(eod.token)
     {
         files.wrong.list.extend(unusual.list);
     }
@@ -186,7 +186,10 @@ impl FileFindings {
             );
         }
         if let (Some(eod), Some(own)) = (m.data.eod, tokenizer.eod())
-            && !tokenizer.specials().iter().any(|(_, id)| *id == eod.token)
+            && !tokenizer
+                .added_tokens()
+                .iter()
+                .any(|(_, id)| *id == eod.token)
         {
             return Ok(Some(Problems::one(
                 "data.eod.token",
@@ -252,7 +255,7 @@ fn highest_id(dataset: &Indexed) -> anyhow::Result<i32> {
     for piece in 0..total.div_ceil(PIECE).min(PIECES) {
         let last = total.div_ceil(PIECE).min(PIECES) - 1;
         let first = (total - count) as u128 * piece as u128 / last.max(1) as u128;
-        dataset.tokens_from(first as u64, &mut tokens)?;
+        dataset.read_across(first as u64, &mut tokens)?;
         highest = highest.max(tokens.iter().copied().max().unwrap_or(-1));
     }
     Ok(highest)

@@ -79,7 +79,7 @@ impl Watcher for GpuFaults {
         Ok(())
     }
 
-    fn ending(&mut self, run: &RunView, _: &anyhow::Result<Ended>) {
+    fn on_end(&mut self, run: &RunView, _: &anyhow::Result<Ended>) {
         self.poll(run, true);
     }
 }

@@ -210,7 +210,7 @@ impl MirrorQueue {
     }
 
     /// Step of the checkpoint being copied.
-    pub fn copying(&self) -> Option<u64> {
+    pub fn copying_step(&self) -> Option<u64> {
         self.state.lock().copying
     }
 

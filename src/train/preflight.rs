@@ -116,7 +116,7 @@ struct OnNode<'a> {
 }
 
 /// Sums per node, sorted by name.
-fn by_node(needs: &[Need]) -> BTreeMap<&str, OnNode<'_>> {
+fn sum_by_node(needs: &[Need]) -> BTreeMap<&str, OnNode<'_>> {
     let mut nodes = BTreeMap::new();
     for need in needs {
         let sums = nodes.entry(need.node.as_str()).or_insert_with(|| OnNode {
@@ -152,7 +152,9 @@ impl OnNode<'_> {
 
 /// Lines about each node's memory for `topology.offload`.
 fn node_lines(needs: &[Need]) -> Vec<String> {
-    let nodes = by_node(needs).into_iter().filter(|(_, sums)| sums.host > 0);
+    let nodes = sum_by_node(needs)
+        .into_iter()
+        .filter(|(_, sums)| sums.host > 0);
     nodes
         .map(|(node, sums)| format!("memory of node {node}: {}", sums.text()))
         .collect()
@@ -182,7 +184,7 @@ const RAISE: &str = "raise ulimit -l (Slurm: PropagateResourceLimitsExcept=MEMLO
 
 /// Problem of the first node, by name, whose ranks need more than is free.
 fn memory_shortage(needs: &[Need]) -> Option<Problems> {
-    let (node, sums) = by_node(needs)
+    let (node, sums) = sum_by_node(needs)
         .into_iter()
         .find(|(_, sums)| sums.asked > sums.free)?;
     let remedy = match sums.host {
@@ -262,7 +264,7 @@ pub fn place_gradients(
         let (needed, _) = Engine::plan(be, groups, &on_device, m.data.causal());
         needed.total() > most
     });
-    match rank.count([is_short]) {
+    match rank.count_ranks([is_short]) {
         [0] => on_device,
         _ => m.with_gradients(GradientHome::Host),
     }

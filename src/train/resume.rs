@@ -78,9 +78,10 @@ pub fn continue_mixture(
             .filter(|_| gone);
         same.map(|now| (&saved.prefix, &now.prefix))
     });
-    let plan = moved.fold(state.mixture.clone(), |plan, (from, to)| plan.moved(from, to));
+    let plan =
+        moved.fold(state.mixture.clone(), |plan, (from, to)| plan.with_moved_dataset(from, to));
     let consumed = state.progress.consumed_samples;
-    let plan = plan.continued(&m.data, m.train.samples, consumed);
+    let plan = plan.continue_with(&m.data, m.train.samples, consumed);
     let mut changes = plan.stages.windows(2).map(|two| (&two[0], &two[1]));
     if changes.any(|(before, now)| now.from == consumed && before.datasets != now.datasets) {
         tracing::warn!("another mixture of datasets from sample {consumed} on");
@@ -109,7 +110,7 @@ pub fn resume(
     engine: &Engine,
 ) -> Result<State> {
     let (checkpoint, changes) =
-        rank.phase("loading", || load(found, options, loaded, data, engine))?;
+        rank.run_phase("loading", || load(found, options, loaded, data, engine))?;
     engine.store().cast_master_to_model();
     let held = rank.gather(&checkpoint::replica_digests(engine))?;
     let arrived = if rank.is_first() { checkpoint::verify(&checkpoint, &held) } else { Ok(()) };

@@ -63,14 +63,14 @@ impl<'a> Run<'a> {
                 self.roll_back()?;
             } else if let Some(ended) = ended {
                 self.watchers
-                    .try_each(|watcher| watcher.complete(&self.view(), ended))?;
+                    .try_for_each(|watcher| watcher.complete(&self.view(), ended))?;
                 return Ok(ended);
             } else {
                 self.watchers
-                    .try_each(|watcher| watcher.before_step(&self.view(), next.step))?;
+                    .try_for_each(|watcher| watcher.before_step(&self.view(), next.step))?;
                 self.step(&next)?;
                 self.watchers
-                    .try_each(|watcher| watcher.after_step(&self.view(), next.step))?;
+                    .try_for_each(|watcher| watcher.after_step(&self.view(), next.step))?;
             }
         }
     }
@@ -83,13 +83,13 @@ impl<'a> Run<'a> {
             self.drain()?;
         }
         self.watchers
-            .try_each(|watcher| watcher.prepare(&self.view(), spec))?;
+            .try_for_each(|watcher| watcher.prepare(&self.view(), spec))?;
         self.queue(spec)?;
         if idle >= Idle::After {
             self.drain()?;
         }
         self.watchers
-            .try_each(|watcher| watcher.due(&self.view(), spec))
+            .try_for_each(|watcher| watcher.due(&self.view(), spec))
     }
 
     /// State of the run, for watchers.
@@ -113,7 +113,7 @@ impl<'a> Run<'a> {
         rank.set_phase("between two steps");
         let mut requests = Requests::STOP.when(signals.stop_requested())
             | Requests::SAVE.when(signals.save_requested());
-        self.watchers.try_each(|watcher| {
+        self.watchers.try_for_each(|watcher| {
             requests = requests | watcher.requests(&self.view())?;
             Ok(())
         })?;
@@ -122,7 +122,7 @@ impl<'a> Run<'a> {
             self.drain()?;
         }
         self.watchers
-            .try_each(|watcher| watcher.act_on(&self.view(), &counts))?;
+            .try_for_each(|watcher| watcher.act_on(&self.view(), &counts))?;
         let ends = [
             (Requests::REACHED, Ended::Reached),
             (Requests::STOP, Ended::Stopped),
@@ -206,7 +206,7 @@ impl<'a> Run<'a> {
         self.drain()?;
         self.watchers.notice(&self.view(), &Event::RollingBack)?;
         let mut back = None;
-        self.watchers.try_each(|watcher| {
+        self.watchers.try_for_each(|watcher| {
             back = back.take().or(watcher.roll_back(&self.view())?);
             Ok(())
         })?;
@@ -215,7 +215,7 @@ impl<'a> Run<'a> {
         let RunContext { rank, data, steps, shard, manifest, .. } = &self.cx;
         let from = self.progress.consumed_samples;
         let end = manifest.train.samples;
-        self.loader = rank.phase("starting the data loader", || {
+        self.loader = rank.run_phase("starting the data loader", || {
             Loader::training(&data.train, steps.clone(), *shard, from, end)
         })?;
         self.watchers
@@ -235,8 +235,8 @@ impl<'a> Run<'a> {
             Err(error) => format!("{}: {error:#}", status::FAILED),
         };
         self.watchers
-            .each(|watcher| watcher.ending(&self.view(), ended));
+            .for_each(|watcher| watcher.on_end(&self.view(), ended));
         self.watchers
-            .each(|watcher| watcher.finish(&self.view(), &how));
+            .for_each(|watcher| watcher.finish(&self.view(), &how));
     }
 }

@@ -215,7 +215,7 @@ impl Saver {
             let Some(done) = self.writer.wait_for(end.left())? else { break };
             self.handle(done)?;
         }
-        let [results] = rank.count([self.has_folder_result()]);
+        let [results] = rank.count_ranks([self.has_folder_result()]);
         Ok(results > 0)
     }
 
@@ -265,7 +265,7 @@ impl Saver {
     fn publish_oldest(&mut self, rank: &Rank) -> anyhow::Result<()> {
         loop {
             let written = self.wait_for_part()?;
-            let [folders, written] = rank.count([self.has_folder_result(), written]);
+            let [folders, written] = rank.count_ranks([self.has_folder_result(), written]);
             if folders > 0 {
                 self.write_oldest(rank)?;
             }
@@ -403,7 +403,7 @@ impl Watcher for Saver {
     }
 
     /// Waits for pending checkpoints if the ranks still communicate.
-    fn ending(&mut self, run: &RunView, ended: &anyhow::Result<Ended>) {
+    fn on_end(&mut self, run: &RunView, ended: &anyhow::Result<Ended>) {
         let Err(error) = ended else { return };
         let rank = run.rank;
         if error.is::<CollectiveError>() || rank.grid.size() == 1 {

@@ -89,7 +89,7 @@ impl<'a> Process<'a> {
         ranks: &LocalRanks,
     ) -> Result<Process<'a>> {
         let tasks = Arc::new(tasks);
-        let says_stop = ranks.have_first() && !options.keeps_nothing;
+        let says_stop = ranks.has_rank0() && !options.keeps_nothing;
         Ok(Process {
             loaded,
             options,
@@ -150,7 +150,7 @@ pub fn open<'a>(
     check_space_and_files(rank, m)?;
     let resume_from = options.resume_from.as_deref();
     let named = fetch::fetch(rank, &process.signals, saving::folder(m), resume_from)?;
-    let origin = rank.first_phase("opening data", || Origin::find(m, named.as_deref()))?;
+    let origin = rank.run_phase_on_rank0("opening data", || Origin::find(m, named.as_deref()))?;
     let (data, ids) = open_data(process, rank, &origin)?;
     if let Some(found) = &origin.found {
         rank.on_first(|| resume::check_length(found, process.loaded, &ids))?;
@@ -211,7 +211,7 @@ fn open_run<'a>(
     let steps = m.step_samples();
     let shard = DataShard::for_rank(rank, m);
     let consumed = progress.consumed_samples;
-    let loader = rank.phase("starting the data loader", || {
+    let loader = rank.run_phase("starting the data loader", || {
         Loader::training(&data.train, steps.clone(), shard, consumed, m.train.samples)
     })?;
     let monitor = device.monitor();
@@ -297,7 +297,7 @@ fn open_report(
     progress: Progress,
     storage: &Arc<Storage>,
 ) -> Result<Option<(Report, StatusWriter)>> {
-    rank.phase("opening the report", || {
+    rank.run_phase("opening the report", || {
         if !rank.is_first() {
             return Ok(None);
         }
@@ -317,12 +317,12 @@ fn open_trace(process: &Process, rank: &Rank, device: &Device, from: u64) -> Res
 /// Fails if the files of the manifest cannot be used, or the disk has no space for a checkpoint. A
 /// collective.
 fn check_space_and_files(rank: &Rank, m: &Manifest) -> Result<()> {
-    rank.first_phase("looking at files", || {
+    rank.run_phase_on_rank0("looking at files", || {
         let files = check_files(m)?;
         for note in &files.notes {
             tracing::info!("{note}");
         }
-        files.ready()?;
+        files.into_result()?;
         checkpoint::space(&m.log.folder, checkpoint::saved_bytes(m))
     })
 }
@@ -357,7 +357,7 @@ fn open_data(
     let open = || process.data(origin.mixture.clone());
     // Rank 0 builds the sample order, which may take long; the others find it in the cache.
     rank.on_first(|| open().map(drop))?;
-    let data = rank.phase("opening data", open)?;
+    let data = rank.run_phase("opening data", open)?;
     let ids = match &origin.ids {
         Some(ids) => ids.clone(),
         None => rank.on_first(|| resume::data_ids(m))?,
@@ -373,7 +373,7 @@ fn reserve_engine<'a>(process: &Process, rank: &Rank, device: &'a Device) -> Res
     let be = device.backend();
     let m = &loaded.manifest;
     rank.on_first(|| Ok(engine::check_micro_batch(be, m)?))?;
-    let groups = rank.phase("creating process groups", || {
+    let groups = rank.run_phase("creating process groups", || {
         device
             .groups(rank.world(), m)
             .map_err(|problems| launch::name_rank(rank, node, problems).into())
@@ -382,7 +382,7 @@ fn reserve_engine<'a>(process: &Process, rank: &Rank, device: &'a Device) -> Res
     let m = &preflight::place_gradients(rank, be, &groups, m, memory.as_ref());
     let (needed, _) = Engine::plan(be, &groups, m, m.data.causal());
     preflight::check_memory(rank, be, node, &needed)?;
-    rank.phase("reserving memory", || {
+    rank.run_phase("reserving memory", || {
         let engine = preflight::check_headroom(&needed, memory.as_ref())
             .and_then(|()| Engine::new(be, groups, m, m.data.causal()));
         engine.map_err(|error| preflight::out_of_memory(rank, loaded, node, memory, error))
@@ -423,7 +423,7 @@ fn announce_folder(loaded: &Loaded) {
 
 /// Mirror of the checkpoints, on rank 0.
 fn open_mirror(rank: &Rank, m: &Manifest, state: &State) -> Result<Option<Mirror>> {
-    rank.phase("opening the place of copies", || {
+    rank.run_phase("opening the place of copies", || {
         if !rank.is_first() {
             return Ok(None);
         }
@@ -440,7 +440,7 @@ fn open_saver(
     storage: &Arc<Storage>,
     queue: Option<Arc<MirrorQueue>>,
 ) -> Result<Saver> {
-    let saver = rank.phase("reserving snapshots", || {
+    let saver = rank.run_phase("reserving snapshots", || {
         Saver::open(m, rank.number(), engine, state, storage, queue)
     })?;
     let bytes: u64 = rank.gather(&saver.bytes().0)?.iter().sum();

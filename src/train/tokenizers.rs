@@ -101,7 +101,7 @@ impl<'a> Tokenizers<'a> {
     }
 
     /// Whether documents of a dataset end with a token.
-    pub fn appended(&self, token: u32) -> bool {
+    pub fn is_appended(&self, token: u32) -> bool {
         self.appended.contains(&token)
     }
 

@@ -229,8 +229,9 @@ fn samples_that_are_left_out_are_the_same_on_every_grid_and_after_a_resume() {
     // Trained without it, then again from step 2 with it.
     run("a", &["checkpoint.keep_last=9"]);
     let from = ["run", "run.yaml", "--resume-from", "step-00000002", "--set", "log.folder=runs/a"];
-    let again = sets.iter().chain(&[skip]).flat_map(|set| ["--set", set]);
-    let resumed = lab.gptrain(&[&from[..], &again.collect::<Vec<_>>()].concat());
+    let again = [&sets[..], &[skip]].concat();
+    let again: Vec<&str> = again.iter().flat_map(|set| ["--set", set]).collect();
+    let resumed = lab.gptrain(&[&from[..], &again].concat());
     says(&resumed, &["resuming from", "data.skip"]);
     assert_eq!(lab.losses("runs/a"), lab.losses("runs/whole"));
     // On two replicas the same samples.

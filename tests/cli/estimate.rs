@@ -299,7 +299,7 @@ fn the_ramp_up_and_the_pipe() {
     near(to_384.sum::<u64>() as f64, 18_146.0, 1e-3);
     let setup = run("002-159");
     let run =
-        days::through(ramp, 220_000_000, &setup, &mut |s| Predictor::shipped().predict(s).seconds);
+        days::plan_run(ramp, 220_000_000, &setup, &mut |s| Predictor::shipped().predict(s).seconds);
     assert_eq!(run.full_from, Some(192));
     assert_eq!(run.segments.len(), 128);
     let slow = &run.segments[0];
@@ -327,7 +327,7 @@ fn the_constants_are_those_of_the_rows() {
     let fit = |start: &Constants| fitted::fit_constants(&rows, start, fitted::CONVERGED);
     let found = fit(&fit(&prior));
     if std::env::var_os("UPDATE").is_some() {
-        std::fs::write("src/predict/constants.yaml", fitted::written(&found)).unwrap();
+        std::fs::write("src/predict/constants.yaml", fitted::to_yaml(&found)).unwrap();
         return;
     }
     let shipped = fitted::shipped();
@@ -490,7 +490,7 @@ fn what_a_file_does_not_measure_keeps_its_constants() {
     };
     let log: String = (1..6).map(|i| line(i, 200_000.0)).collect();
     let learned = calibrate::calibrate(&log, "run.log", Some(&setup), false).unwrap();
-    assert_eq!(learned.learned("run.log").unwrap(), (4, 0));
+    assert_eq!(learned.learned_counts("run.log").unwrap(), (4, 0));
     let (own, shipped) = (learned.predictor.predict(&setup), Predictor::shipped().predict(&setup));
     near(own.gigabytes, shipped.gigabytes, 1e-12);
     near(own.gigabytes_error, shipped.gigabytes_error, 1e-12);

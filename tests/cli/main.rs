@@ -28,9 +28,10 @@
 //! | `report` | the record of a run on disk: metrics, TensorBoard, the page, after kills and damage |
 //! | `estimate` | the planner's arithmetic against the formulas and worked examples of the field |
 //! | `estimate_own` | gptrain's own plan: the search, and suggested changes |
+//! | `estimate_pytorch` | the planner's counts against PyTorch's, of published models of all families |
 //! | `estimate_applied` | every set of flags that the planner prints, applied to its manifest |
-//! | `estimate_cli` | `gptrain estimate`: tables, exit codes, messages |
-//! | `estimate_words` | messages and refusals of `gptrain estimate`, and a size instead of a manifest |
+//! | `estimate_cli` | `gptrain estimate`: relations between its answers, pages, this machine |
+//! | `estimate_snapshots` | `gptrain estimate`: whole tables, messages and exit codes, and figures with limits |
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -44,7 +45,8 @@ mod estimate;
 mod estimate_applied;
 mod estimate_cli;
 mod estimate_own;
-mod estimate_words;
+mod estimate_pytorch;
+mod estimate_snapshots;
 mod faults;
 mod hints;
 mod job;

@@ -167,7 +167,7 @@ fn one_rank() {
 /// Three ranks, of which one computes for ever.
 fn threads_of_one_process(limit: Duration) {
     let watchdog = Watchdog { grace: Duration::from_millis(300), ..Watchdog::new(limit) };
-    let started: Vec<_> = threads::watched(3, &watchdog)
+    let started: Vec<_> = threads::with_watchdog(3, &watchdog)
         .unwrap()
         .into_iter()
         .map(|world| std::thread::spawn(move || catch(move || act(&world, "busy"))))

@@ -343,7 +343,7 @@ fn weights_can_change_without_repeating_or_skipping_a_sample() {
     let plan: MixturePlan = serde_json::from_str(&plan).unwrap();
     assert_eq!(plan, first.plan);
     let after = mixed(0.2, 0.8);
-    let plan = plan.continued(&after, 100, 40);
+    let plan = plan.continue_with(&after, 100, 40);
     let second = Datasets::open(&after, plan, 32, 50257, 0).unwrap();
     assert_eq!(tokens(&first, 0..40), tokens(&second, 0..40), "the past must not change");
 
@@ -399,19 +399,19 @@ fn stages_of_a_manifest_are_changes_at_a_resume() {
     let whole = open_datasets(&staged, 32, 250_680, 100, 0).unwrap();
     // The same by hand: the run stops at 40 and at 75 and continues with another manifest.
     let by_hand = MixturePlan::from_data(&data(mixture(0.7, 0.3)), 100)
-        .continued(&data(mixture(0.2, 0.8)), 100, 40)
-        .continued(&data(other.clone()), 100, 75);
+        .continue_with(&data(mixture(0.2, 0.8)), 100, 40)
+        .continue_with(&data(other.clone()), 100, 75);
     assert_eq!(whole.plan, by_hand);
     let cursors: Vec<u64> = whole.train.cursors(100).iter().map(|c| c.samples).collect();
     assert_eq!(cursors.iter().sum::<u64>(), 100);
     assert!(cursors.iter().all(|samples| *samples > 5), "{cursors:?}");
     // A resume at any sample, on a boundary or between two, is the same run.
     for consumed in [0, 1, 39, 40, 41, 74, 75, 76, 99, 100] {
-        let again = whole.plan.clone().continued(&staged, 100, consumed);
+        let again = whole.plan.clone().continue_with(&staged, 100, consumed);
         assert_eq!(again, whole.plan, "from {consumed}");
     }
     // A shorter run does not reach the last stage; the samples read so far are unchanged.
-    let shorter = whole.plan.clone().continued(&staged, 70, 60);
+    let shorter = whole.plan.clone().continue_with(&staged, 70, 60);
     assert_eq!(
         shorter
             .stages
@@ -424,7 +424,7 @@ fn stages_of_a_manifest_are_changes_at_a_resume() {
     assert_eq!(tokens(&short, 0..60), tokens(&whole, 0..60));
     // A stage that is moved into the past begins now.
     staged.stages[0].from = 20;
-    let late = whole.plan.clone().continued(&staged, 100, 30);
+    let late = whole.plan.clone().continue_with(&staged, 100, 30);
     assert_eq!(
         late.stages
             .iter()
@@ -438,12 +438,12 @@ fn stages_of_a_manifest_are_changes_at_a_resume() {
 fn a_plan_that_did_not_change_is_the_same_plan() {
     let wishes = data(vec![dataset("u16_a", 1.0, "1,0,0", 0)]);
     let plan = MixturePlan::new(&wishes.train, 100);
-    assert_eq!(plan.clone().continued(&wishes, 100, 60), plan);
+    assert_eq!(plan.clone().continue_with(&wishes, 100, 60), plan);
     // A longer run keeps its order, and continues after it.
-    let longer = plan.clone().continued(&wishes, 250, 60);
+    let longer = plan.clone().continue_with(&wishes, 250, 60);
     assert_eq!(longer.stages.len(), 2);
     let short = open_datasets(&wishes, 32, 50257, 98, 0).unwrap();
-    let plan = MixturePlan::new(&wishes.train, 98).continued(&wishes, 250, 60);
+    let plan = MixturePlan::new(&wishes.train, 98).continue_with(&wishes, 250, 60);
     let long = Datasets::open(&wishes, plan, 32, 50257, 0).unwrap();
     assert_eq!(tokens(&short, 0..98), tokens(&long, 0..98));
     assert_eq!(tokens(&long, 98..250).len(), 152);
@@ -455,7 +455,7 @@ fn a_plan_that_did_not_change_is_the_same_plan() {
     // Changes before the first step leave no trace.
     let other = data(vec![dataset("u16_b", 1.0, "1,0,0", 0)]);
     assert_eq!(
-        MixturePlan::new(&wishes.train, 100).continued(&other, 100, 0),
+        MixturePlan::new(&wishes.train, 100).continue_with(&other, 100, 0),
         MixturePlan::new(&other.train, 100)
     );
 }

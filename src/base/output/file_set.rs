@@ -10,7 +10,7 @@
 //! shows whether step 2 had begun.
 
 use super::leftover::{is_locked_elsewhere, name_removed, open_partial};
-use super::{Existing, OPEN, Output, exists, partial, written_by_another};
+use super::{Existing, OPEN, Output, exists, locked_error, partial_path};
 use crate::Bytes;
 use anyhow::{Context, Result};
 use std::fs;
@@ -45,7 +45,7 @@ impl FileSet {
         let _open = OPEN.lock();
         let failed = || format!("cannot repair {}", self.first().display());
         let mut locks = Vec::new();
-        for path in self.0.iter().map(|place| partial(place)) {
+        for path in self.0.iter().map(|place| partial_path(place)) {
             match open_partial(&path, false) {
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 opened => {
@@ -53,25 +53,25 @@ impl FileSet {
                 }
             }
         }
-        let was_replaced = self.0.iter().any(|place| exists(&replaced(place)));
+        let was_replaced = self.0.iter().any(|place| exists(&replaced_path(place)));
         if was_replaced && exists(self.last()) {
             locks.push(open_partial(self.last(), false).with_context(failed)?);
         }
         for lock in &locks {
             if is_locked_elsewhere(lock).with_context(failed)? {
-                return Err(written_by_another(self.first()).into());
+                return Err(locked_error(self.first()).into());
             }
         }
         if exists(self.last()) {
-            name_removed(&self.remove(replaced).with_context(failed)?);
-        } else if was_replaced || exists(&partial(self.last())) {
+            name_removed(&self.remove(replaced_path).with_context(failed)?);
+        } else if was_replaced || exists(&partial_path(self.last())) {
             let put_back = self.put_back().with_context(failed)?;
             if !put_back.is_empty() {
                 let put_back = put_back.join(", ");
                 crate::warn!("gptrain: put back {put_back}, which a killed command was replacing");
             }
         }
-        name_removed(&self.remove(partial).with_context(failed)?);
+        name_removed(&self.remove(partial_path).with_context(failed)?);
         Ok(())
     }
 
@@ -101,7 +101,7 @@ impl FileSet {
             });
         if finished.is_ok() {
             forget();
-            if let Err(error) = self.remove(replaced) {
+            if let Err(error) = self.remove(replaced_path) {
                 crate::warn!("gptrain: the old {} is not removed: {error}", self.first().display());
             }
         }
@@ -115,7 +115,7 @@ impl FileSet {
         let output = |place: &Path| outputs.iter().find(|output| output.place == place);
         for place in self.0.iter().rev().filter(|place| exists(place)) {
             if output(place).is_none_or(|output| output.is_replacing()) {
-                fs::rename(place, replaced(place))
+                fs::rename(place, replaced_path(place))
                     .with_context(|| format!("cannot rename {}", place.display()))?;
             }
         }
@@ -134,17 +134,17 @@ impl FileSet {
 
     /// Undoes the steps 1 and 2, from wherever they ended. Returns the names of the old files.
     fn put_back(&self) -> io::Result<Vec<String>> {
-        if !exists(&partial(self.first())) {
+        if !exists(&partial_path(self.first())) {
             // All old files were moved away, so those in place are new. The first of them is last.
             for place in self.0.iter().rev().skip(1) {
-                if exists(place) && !exists(&partial(place)) {
-                    fs::rename(place, partial(place))?;
+                if exists(place) && !exists(&partial_path(place)) {
+                    fs::rename(place, partial_path(place))?;
                 }
             }
         }
         let mut put_back = Vec::new();
-        for place in self.0.iter().filter(|place| exists(&replaced(place))) {
-            fs::rename(replaced(place), place)?;
+        for place in self.0.iter().filter(|place| exists(&replaced_path(place))) {
+            fs::rename(replaced_path(place), place)?;
             put_back.push(place.display().to_string());
         }
         Ok(put_back)
@@ -171,7 +171,7 @@ impl Output {
 }
 
 /// Path of an old file while its set is replaced.
-fn replaced(place: &Path) -> PathBuf {
+fn replaced_path(place: &Path) -> PathBuf {
     let mut path = place.as_os_str().to_os_string();
     path.push(".old.partial");
     path.into()
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(names(folder.path()), ["a", "c"]);
         for missing in &places {
             let late = outputs(&places, Existing::Replaced, "three");
-            fs::remove_file(partial(missing)).unwrap();
+            fs::remove_file(partial_path(missing)).unwrap();
             set_of_3.finish(late).unwrap_err();
             assert_eq!(read(&places), set("two", [true, false, true]));
             assert_eq!(names(folder.path()), ["a", "c"]);
@@ -249,13 +249,15 @@ mod tests {
                     fs::write(place, "old").unwrap();
                 }
                 for (place, _) in places.iter().zip(new).filter(|(_, new)| *new) {
-                    fs::write(partial(place), "new").unwrap();
+                    fs::write(partial_path(place), "new").unwrap();
                 }
                 let away = places
                     .iter()
                     .rev()
-                    .map(|place| (place.clone(), replaced(place)));
-                let named = places.iter().map(|place| (partial(place), place.clone()));
+                    .map(|place| (place.clone(), replaced_path(place)));
+                let named = places
+                    .iter()
+                    .map(|place| (partial_path(place), place.clone()));
                 let renames = away
                     .chain(named)
                     .take(ended)
@@ -277,10 +279,10 @@ mod tests {
     fn a_new_set_that_was_half_named_is_removed_unless_another_process_names_it() {
         let folder = tempfile::tempdir().unwrap();
         let places = ["a", "b", "c"].map(|name| folder.path().join(name));
-        for path in [places[0].clone(), partial(&places[1]), partial(&places[2])] {
+        for path in [places[0].clone(), partial_path(&places[1]), partial_path(&places[2])] {
             fs::write(path, "new").unwrap();
         }
-        let held = open_partial(&partial(&places[2]), false).unwrap();
+        let held = open_partial(&partial_path(&places[2]), false).unwrap();
         assert!(!is_locked_elsewhere(&held).unwrap());
         let refused = FileSet::new(places.clone())
             .repair()

@@ -1,7 +1,7 @@
 //! Folder with a temporary name: the future output, or files for the time of one command.
 
 use super::leftover::{is_locked_elsewhere, open_folder};
-use super::{OPEN, is_at, written_by_another};
+use super::{OPEN, is_at, locked_error};
 use anyhow::{Context, Result};
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::DirBuilderExt;
@@ -29,7 +29,7 @@ impl TemporaryFolder {
         // Without locks for folders it remains if this process is killed.
         let held = is_locked_elsewhere(&lock).unwrap_or(false);
         if held || !is_at(&lock, path)? {
-            return Err(written_by_another(path).into());
+            return Err(locked_error(path).into());
         }
         open.push(path.into());
         Ok(TemporaryFolder { path: path.into(), _lock: lock })

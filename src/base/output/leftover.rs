@@ -115,13 +115,13 @@ pub fn open_folder(path: &Path) -> io::Result<File> {
 
 /// Size of the files at a path and below it.
 pub fn bytes(path: &Path) -> Bytes {
-    fn below(path: &Path) -> u64 {
+    fn count_bytes_below(path: &Path) -> u64 {
         let Ok(about) = fs::symlink_metadata(path) else { return 0 };
         if !about.is_dir() {
             return about.len();
         }
         let entries = fs::read_dir(path).into_iter().flatten().flatten();
-        entries.map(|entry| below(&entry.path())).sum()
+        entries.map(|entry| count_bytes_below(&entry.path())).sum()
     }
-    Bytes(below(path))
+    Bytes(count_bytes_below(path))
 }

@@ -14,7 +14,7 @@ pub struct Axis {
 
 impl Axis {
     /// Pixel of a value.
-    pub fn at(&self, value: f64) -> f64 {
+    pub fn pixel(&self, value: f64) -> f64 {
         let f = |v: f64| if self.log { v.ln() } else { v };
         let share = (f(value) - f(self.low)) / (f(self.high) - f(self.low));
         self.from + share * (self.to - self.from)
@@ -91,7 +91,7 @@ fn even_labels(ticks: &[f64]) -> Vec<String> {
 
 fn tick_label(tick: f64, decimals: Option<usize>) -> String {
     match decimals {
-        Some(_) if tick.abs() >= 1e6 => short(tick),
+        Some(_) if tick.abs() >= 1e6 => short_number(tick),
         Some(0) if tick >= 1e4 => Count(tick as u64).to_string(),
         Some(decimals) => format!("{tick:.decimals$}"),
         // The range is too wide for common decimals: each label is as short as possible.
@@ -103,7 +103,7 @@ fn tick_label(tick: f64, decimals: Option<usize>) -> String {
 }
 
 /// Short form with at most three significant digits: `950`, `1.2k`, `3.75M`, `1.2B`, `0.4T`.
-pub fn short(value: f64) -> String {
+pub fn short_number(value: f64) -> String {
     let units = [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")];
     let (divisor, unit) = units
         .into_iter()

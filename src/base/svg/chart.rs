@@ -1,6 +1,6 @@
 //! Chart of curves, with an optional second scale below the horizontal axis.
 
-use super::{Axis, COLOURS, Drawing, labels, short, text_width};
+use super::{Axis, COLOURS, Drawing, labels, short_number, text_width};
 use std::fmt::Write;
 
 /// Curves over the same axis.
@@ -207,11 +207,15 @@ impl Chart {
         let mut ticks = x.ticks(84.0);
         ticks.retain(|tick| tick.fract() == 0.0);
         for (tick, label) in ticks.iter().zip(labels(&ticks, self.log)) {
-            let at = x.at(*tick);
+            let at = x.pixel(*tick);
             to.path("axis", &format!("M{at:.1} {bottom:.1}v5"));
             to.text("middle", (at, first), &label);
             if !self.second.is_empty() {
-                to.text("middle second", (at, second), &short(interpolate(&self.second, *tick)));
+                to.text(
+                    "middle second",
+                    (at, second),
+                    &short_number(interpolate(&self.second, *tick)),
+                );
             }
         }
     }
@@ -221,7 +225,7 @@ fn draw_y(layout: &Layout, to: &mut Drawing) {
     let left = layout.x.from;
     let right = layout.x.to;
     for (tick, label) in layout.y_ticks.iter().zip(&layout.y_labels) {
-        let y = layout.y.at(*tick);
+        let y = layout.y.pixel(*tick);
         to.path("grid", &format!("M{left:.1} {y:.1}H{right:.1}"));
         to.text("end", (left - 8.0, y + 4.0), label);
     }
@@ -235,8 +239,8 @@ fn draw_curve(curve: &Curve, layout: &Layout, to: &mut Drawing) {
             pen_down = false;
             continue;
         }
-        let x = layout.x.at(*x);
-        let y = layout.y.at(*y);
+        let x = layout.x.pixel(*x);
+        let y = layout.y.pixel(*y);
         // A segment of one point is drawn too: a zero-length line has round caps.
         let _ = match (pen_down, curve.stroke) {
             (false, _) => write!(path, "M{x:.1} {y:.1}h0"),
@@ -248,7 +252,7 @@ fn draw_curve(curve: &Curve, layout: &Layout, to: &mut Drawing) {
     to.path(&stroke(curve), &path);
     if curve.stroke == Stroke::Dots {
         for (x, y) in curve.points.iter().filter(|(_, y)| y.is_finite()) {
-            to.dot(&fill(curve), (layout.x.at(*x), layout.y.at(*y)), "");
+            to.dot(&fill(curve), (layout.x.pixel(*x), layout.y.pixel(*y)), "");
         }
     }
 }

@@ -4,7 +4,7 @@
 mod axis;
 mod chart;
 
-pub use axis::{Axis, labels, short};
+pub use axis::{Axis, labels, short_number};
 pub use chart::{Chart, Curve, Scale, Stroke};
 
 /// Style sheet of all pictures.

@@ -286,7 +286,7 @@ impl Store for BucketStore {
     /// Renames the index.
     fn set_aside(&self, step: u64) -> Result<()> {
         let folder = folder::name(step);
-        let from = super::index_of(&folder);
+        let from = super::index_name(&folder);
         let to = format!("{folder}/aside-{}", index::NAME);
         self.ask(&from, self.store.copy(&self.path(&from), &self.path(&to)))?;
         self.ask(&from, self.store.delete(&self.path(&from)))
@@ -298,7 +298,7 @@ impl Store for BucketStore {
 
     /// Invalidates a checkpoint that exists under the name.
     fn begin(&self, step: u64) -> Result<()> {
-        let file = super::index_of(&folder::name(step));
+        let file = super::index_name(&folder::name(step));
         match self.bytes(&file)? {
             Some(_) => self.ask(&file, self.store.delete(&self.path(&file))),
             None => Ok(()),

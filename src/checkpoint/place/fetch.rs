@@ -43,7 +43,7 @@ impl Place {
             .with_context(|| format!("cannot create {}", checkpoints.display()))?;
         save::begin(&disk, &temporary, step, bytes)?;
         let brought = self
-            .bring(&disk, &temporary, step, &index, &ranges)
+            .download(&disk, &temporary, step, &index, &ranges)
             .and_then(|()| {
                 let aside = folder.exists().then(|| folder::aside(step));
                 if let Some(aside) = &aside {
@@ -81,7 +81,7 @@ impl Place {
         Ok((step, text))
     }
 
-    fn bring(
+    fn download(
         &self,
         disk: &Disk,
         temporary: &Path,

@@ -189,7 +189,11 @@ impl Place {
             .iter()
             .filter_map(|name| folder::step(name))
         {
-            if self.store.bytes(&index_of(&folder::name(step)))?.is_some() {
+            if self
+                .store
+                .bytes(&index_name(&folder::name(step)))?
+                .is_some()
+            {
                 steps.push(step);
             }
         }
@@ -216,7 +220,7 @@ impl Place {
         if keep.last.is_none() {
             return Ok(());
         }
-        let old = folder::outdated(&self.steps()?, keep);
+        let old = folder::find_outdated(&self.steps()?, keep);
         old.iter()
             .try_for_each(|step| self.store.remove(&folder::name(*step)))
     }
@@ -248,7 +252,7 @@ impl Place {
 
     /// Text of a checkpoint's index; None if the checkpoint is not complete.
     fn index(&self, step: u64) -> Result<Option<String>> {
-        let file = index_of(&folder::name(step));
+        let file = index_name(&folder::name(step));
         let Some(text) = self.read_whole(&file)? else { return Ok(None) };
         let text = String::from_utf8(text);
         text.map(Some)
@@ -256,7 +260,7 @@ impl Place {
     }
 }
 
-fn index_of(folder: &str) -> String {
+fn index_name(folder: &str) -> String {
     format!("{folder}/{}", index::NAME)
 }
 

@@ -3,7 +3,7 @@
 use super::super::folder;
 use super::super::index::{Index, Shard};
 use super::digest_range::{self, DigestRange, VerifiedReader};
-use super::{Place, for_each_shard, index_of};
+use super::{Place, for_each_shard, index_name};
 use anyhow::{Context, Result, bail, ensure};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -62,7 +62,7 @@ impl Place {
         ensure!(go_on(), "the copy was interrupted");
         self.lists(&temporary, &index.shards)
             .inspect_err(|_| sent.0.lock().clear())?;
-        self.write_small(&index_of(&temporary), text.as_bytes())?;
+        self.write_small(&index_name(&temporary), text.as_bytes())?;
         self.store.publish(step)?;
         let bytes = index.shards.iter().map(|shard| shard.bytes).sum::<u64>();
         Ok(CopyResult { step, bytes: Some(bytes + text.len() as u64) })

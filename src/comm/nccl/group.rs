@@ -23,7 +23,7 @@ pub struct NcclGroup {
     name: Arc<str>,
     /// World ranks.
     ranks: Arc<[usize]>,
-    /// Index of this rank among them.
+    /// Index of this rank in `ranks`.
     rank: usize,
     counters: Arc<OpCounters>,
     begun: Cell<u64>,
@@ -51,8 +51,11 @@ impl NcclGroup {
     }
 
     /// Enqueues collectives, at least one, in one launch.
-    fn collectives(&self, all: &[Collective], stream: Stream) -> u64 {
-        let wholes: Vec<_> = all.iter().map(|what| what.whole(self.size())).collect();
+    fn enqueue_collectives(&self, all: &[Collective], stream: Stream) -> u64 {
+        let wholes: Vec<_> = all
+            .iter()
+            .map(|what| what.op_and_whole_tensor(self.size()))
+            .collect();
         let doing = wholes[0].0.to_string();
         let name = self.name.clone();
         let counters = self.counters.clone();
@@ -66,13 +69,13 @@ impl NcclGroup {
             &doing,
             |comm, stream| match all {
                 [one] => self.launch(*one, comm, stream),
-                all => self.grouped(all.iter().map(|what| self.launch(*what, comm, stream))),
+                all => self.call_in_group(all.iter().map(|what| self.launch(*what, comm, stream))),
             },
         )
     }
 
     /// Makes these calls in one NCCL group: one kernel for all.
-    fn grouped(&self, mut calls: impl Iterator<Item = Code>) -> Code {
+    fn call_in_group(&self, mut calls: impl Iterator<Item = Code>) -> Code {
         let api = &self.watchdog.shared.api;
         // SAFETY: takes nothing; the group is ended below, on this thread.
         let start = unsafe { call!(api, ncclGroupStart()) };
@@ -87,17 +90,17 @@ impl NcclGroup {
 
     fn begin_collectives(&self, stream: Stream, all: &[Collective]) -> Pending {
         let stream = self.watchdog.shared.collective_stream(stream);
-        let sums = all.iter().any(Collective::sums);
-        let begun = self.begin_on(stream, || self.collectives(all, stream));
-        if sums {
+        let is_gpu_sum = all.iter().any(Collective::is_sum);
+        let begun = self.begin_on(stream, || self.enqueue_collectives(all, stream));
+        if is_gpu_sum {
             self.watchdog.shared.device.sm_margin.begin_sum();
         }
-        Pending { sums, ..begun }
+        Pending { is_gpu_sum, ..begun }
     }
 
     /// Like `begin_message`, on a stream only for this communicator's messages.
     pub fn begin_message_on(&self, stream: Stream, message: Message) -> Pending {
-        let begun = self.begin_on(stream, || self.messages(&[message], stream));
+        let begun = self.begin_on(stream, || self.enqueue_messages(&[message], stream));
         Pending { message: Some(message), ..begun }
     }
 
@@ -118,7 +121,7 @@ impl NcclGroup {
     }
 
     /// Enqueues messages in one launch.
-    fn messages(&self, messages: &[Message], stream: Stream) -> u64 {
+    fn enqueue_messages(&self, messages: &[Message], stream: Stream) -> u64 {
         let name = self.name.clone();
         let counters = self.counters.clone();
         let ranks = self.ranks.clone();
@@ -134,10 +137,10 @@ impl NcclGroup {
             move || all.iter().map(&event).collect(),
             "messages",
             |comm, stream| {
-                self.grouped(
+                self.call_in_group(
                     messages
                         .iter()
-                        .map(|message| self.message(message, comm, stream)),
+                        .map(|message| self.launch_message(message, comm, stream)),
                 )
             },
         )
@@ -152,7 +155,7 @@ impl NcclGroup {
         let stream = stream.cast();
         // SAFETY: `enqueue` holds the communicator's lock, and `stream` is the device's. The tensors are
         // device memory that the backend keeps: `part` is one rank's share of `whole`
-        // (`Collective::whole`), and ops do not access them before the collective has ended.
+        // (`Collective::op_and_whole_tensor`), and ops do not access them before the collective has ended.
         unsafe {
             match what {
                 Collective::AllReduce(x) => {
@@ -173,7 +176,7 @@ impl NcclGroup {
         }
     }
 
-    fn message(&self, message: &Message, comm: ncclComm_t, stream: CUstream) -> Code {
+    fn launch_message(&self, message: &Message, comm: ncclComm_t, stream: CUstream) -> Code {
         let api = &self.watchdog.shared.api;
         let stream = stream.cast();
         let x = message.tensor();
@@ -207,7 +210,7 @@ impl NcclGroup {
         let mut code = 0;
         let ticket = shared.track(stream, events, |stream| {
             shared.device.call(doing, |_| {
-                code = self.comm.with(|comm| call(comm, stream)).unwrap_or(0);
+                code = self.comm.call(|comm| call(comm, stream)).unwrap_or(0);
                 0
             });
         });
@@ -239,11 +242,11 @@ impl Group for NcclGroup {
     }
 
     fn run(&self, collective: Collective) {
-        self.collectives(&[collective], Stream::Compute);
+        self.enqueue_collectives(&[collective], Stream::Compute);
     }
 
     fn exchange(&self, messages: &[Message]) {
-        self.messages(messages, Stream::Compute);
+        self.enqueue_messages(messages, Stream::Compute);
     }
 
     fn begin(&self, what: Collective) -> Pending {
@@ -273,7 +276,7 @@ impl Group for NcclGroup {
             .shared
             .wait_for(&self.name, |stream| device.wait(stream, order[1]));
         self.free.borrow_mut().push(order); // a wait is for the record at its call
-        if pending.sums {
+        if pending.is_gpu_sum {
             device.sm_margin.end_sum();
         }
     }
@@ -286,7 +289,7 @@ impl Drop for NcclGroup {
         // After a failure, or in a panic, the other ranks may have ended.
         let failed = self.watchdog.shared.endpoint.inbox.failed().is_some() || device.failed();
         if !failed && !std::thread::panicking() {
-            Stream::all()
+            Stream::each()
                 .for_each(|stream| device.wait_stream(self.watchdog.shared.handle(stream)));
         }
         if let Some(comm) = self.comm.take() {

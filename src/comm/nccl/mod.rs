@@ -113,9 +113,9 @@ impl Nccl {
             0 => self.new_id(world),
             _ => ncclUniqueId { internal: [0; 128] },
         };
-        share(&*host, &mut id);
-        let group = self.communicator(world, name, ranks, id);
-        self.connect(&group, name == PIPELINE);
+        share_id(&*host, &mut id);
+        let group = self.create_group(world, name, ranks, id);
+        self.reserve_buffers(&group, name == PIPELINE);
         Box::new(group)
     }
 
@@ -132,8 +132,8 @@ impl Nccl {
         id
     }
 
-    /// Creates a communicator of these world ranks.
-    fn communicator(
+    /// Creates a communicator of these world ranks, as a group.
+    fn create_group(
         &self,
         world: &World,
         name: &str,
@@ -182,7 +182,7 @@ impl Nccl {
 
     /// Tensors of the operations with which a communicator gets its buffers. NCCL reserves them at the
     /// first operation of an algorithm, which it selects by size and dtype.
-    fn samples(&self) -> Vec<Tensor> {
+    fn sample_tensors(&self) -> Vec<Tensor> {
         let address = self.scratch.addr();
         let mut dtypes = vec![DType::F32, self.dtype];
         dtypes.dedup();
@@ -199,11 +199,11 @@ impl Nccl {
 
     /// Runs each kind of operation on each sample: NCCL then reserves its buffers here, before free
     /// memory is measured, and not in the first step, when the arenas have taken it.
-    fn connect(&self, group: &NcclGroup, messages: bool) {
+    fn reserve_buffers(&self, group: &NcclGroup, messages: bool) {
         let size = group.size();
         let rank = group.rank();
         let [next, before] = [rank + 1, rank + size - 1].map(|other| other % size);
-        for sample in self.samples() {
+        for sample in self.sample_tensors() {
             let each = sample.numel() / size;
             let whole = sample.span(0, each * size);
             let part = whole.span(rank * each, each);
@@ -227,7 +227,7 @@ impl Nccl {
 }
 
 /// Broadcasts the communicator's id from the group's first rank.
-fn share(host: &dyn Group, id: &mut ncclUniqueId) {
+fn share_id(host: &dyn Group, id: &mut ncclUniqueId) {
     let mut words = [0u64; 16];
     bytemuck::bytes_of_mut(&mut words).copy_from_slice(bytemuck::bytes_of(&id.internal));
     let x = Tensor::at(words.as_mut_ptr() as usize, 1, 16, DType::I64);

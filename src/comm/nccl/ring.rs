@@ -41,11 +41,11 @@ impl NcclRing {
         let first = if forwards { 0 } else { 2 };
         // An edge has the number of its sender.
         let edges = [(rank, first), ((rank + size - step) % size, first + 1)];
-        let ids = ids_of_all(host, nccl.new_id(world));
+        let ids = gather_ids(host, nccl.new_id(world));
         let make = |(edge, stream): (usize, usize)| {
             let to = (edge + step) % size;
-            let group = nccl.communicator(world, name, &[ranks[edge], ranks[to]], ids[edge]);
-            connect(nccl, &group);
+            let group = nccl.create_group(world, name, &[ranks[edge], ranks[to]], ids[edge]);
+            reserve_buffers(nccl, &group);
             Edge { group, stream: Stream::Message(stream) }
         };
         // Both ranks of an edge create it at the same time: first the even edges, which share no rank.
@@ -63,7 +63,7 @@ impl NcclRing {
 }
 
 /// Ids of all ranks, by rank.
-fn ids_of_all(host: &dyn Group, own: ncclUniqueId) -> Vec<ncclUniqueId> {
+fn gather_ids(host: &dyn Group, own: ncclUniqueId) -> Vec<ncclUniqueId> {
     const WORDS: usize = 16;
     let mut all = vec![0u64; WORDS * host.size()];
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut all);
@@ -85,9 +85,9 @@ fn ids_of_all(host: &dyn Group, own: ncclUniqueId) -> Vec<ncclUniqueId> {
         .collect()
 }
 
-/// Like `Nccl::connect`, with the only operation of an edge.
-fn connect(nccl: &Nccl, edge: &NcclGroup) {
-    for sample in nccl.samples() {
+/// Like `Nccl::reserve_buffers`, with the only operation of an edge.
+fn reserve_buffers(nccl: &Nccl, edge: &NcclGroup) {
+    for sample in nccl.sample_tensors() {
         match edge.rank() {
             0 => edge.send(1, sample),
             _ => edge.recv(0, sample),

@@ -8,8 +8,8 @@ impl Nccl {
     /// Group of this rank alone, whose collectives are NCCL's. An error fails the whole process group.
     pub fn group_of_one(&self, world: &World) -> Box<dyn Group> {
         let id = self.new_id(world);
-        let group = self.communicator(world, "one", &[world.rank()], id);
-        self.connect(&group, false);
+        let group = self.create_group(world, "one", &[world.rank()], id);
+        self.reserve_buffers(&group, false);
         Box::new(group)
     }
 }

@@ -36,14 +36,14 @@ pub enum Stream {
     Compute,
     Comm,
     Layer,
-    /// One of those for messages.
+    /// Stream for messages, by its number.
     Message(usize),
 }
 
 impl Stream {
     const COUNT: usize = 3 + MESSAGE_STREAMS;
 
-    pub fn all() -> impl Iterator<Item = Stream> {
+    pub fn each() -> impl Iterator<Item = Stream> {
         let messages = (0..MESSAGE_STREAMS).map(Stream::Message);
         [Stream::Compute, Stream::Comm, Stream::Layer]
             .into_iter()
@@ -165,7 +165,7 @@ impl Drop for NcclWatchdog {
 
 impl Comm {
     /// Calls NCCL with the communicator; None if it was aborted.
-    pub fn with<T>(&self, call: impl FnOnce(ncclComm_t) -> T) -> Option<T> {
+    pub fn call<T>(&self, call: impl FnOnce(ncclComm_t) -> T) -> Option<T> {
         let comm = self.0.lock();
         comm.map(call)
     }
@@ -356,7 +356,7 @@ impl Shared {
                 entered.iter().for_each(|number| recorder.finish(*number));
                 if first.waits {
                     let seconds = f64::from(self.device.elapsed_ms(before, after)) / 1e3;
-                    recorder.device_waited(if seconds.is_finite() { seconds } else { 0.0 });
+                    recorder.add_device_wait(if seconds.is_finite() { seconds } else { 0.0 });
                 }
                 free.push(first.span);
                 stream.pop_front();

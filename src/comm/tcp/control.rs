@@ -45,6 +45,7 @@ impl Peer {
     }
 }
 
+/// Message of a control connection.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ControlMessage {
     /// To a rank: all ranks have joined, and their number. A rank requests addresses of peers when
@@ -68,6 +69,7 @@ pub enum ControlMessage {
     Goodbye,
 }
 
+/// Sends a message.
 pub fn write(mut to: impl Write, message: &ControlMessage) -> io::Result<()> {
     let body = serde_json::to_vec(message)?;
     let mut bytes = (body.len() as u32).to_le_bytes().to_vec();
@@ -75,6 +77,7 @@ pub fn write(mut to: impl Write, message: &ControlMessage) -> io::Result<()> {
     to.write_all(&bytes)
 }
 
+/// Receives the next message.
 pub fn read(mut from: impl Read) -> io::Result<ControlMessage> {
     let mut length = [0; 4];
     from.read_exact(&mut length)?;

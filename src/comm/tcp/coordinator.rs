@@ -188,14 +188,14 @@ impl Coordinator {
 }
 
 impl ControlChannel for Coordinator {
-    fn failure(&self, failed: Failed) -> Failed {
+    fn report_failure(&self, failed: Failed) -> Failed {
         self.state
             .lock()
             .reported
             .get_or_insert((Moment::now(), failed.line.clone()));
         let agreed = self
             .process
-            .wait_failed(ROOT_CAUSE_DELAY + Duration::from_secs(3));
+            .wait_for_failure(ROOT_CAUSE_DELAY + Duration::from_secs(3));
         agreed.unwrap_or_else(|| self.process.fail(failed))
     }
 
@@ -209,7 +209,7 @@ impl ControlChannel for Coordinator {
             .collect()
     }
 
-    fn addresses(&self, ranks: &[usize]) -> Result<Vec<SocketAddr>, Failed> {
+    fn find_addresses(&self, ranks: &[usize]) -> Result<Vec<SocketAddr>, Failed> {
         Ok(ranks
             .iter()
             .map(|rank| self.peers[*rank].address(self.loopback))

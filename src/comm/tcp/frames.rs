@@ -20,6 +20,7 @@ const OPS: [Op; 5] = [Op::AllReduce, Op::AllGather, Op::ReduceScatter, Op::Send,
 /// Op code for the end of the stream.
 const GOODBYE: u8 = 255;
 
+/// Sends a frame.
 pub fn write(to: &mut TcpStream, frame: &Frame) -> io::Result<()> {
     let Frame { id, signature, data } = frame;
     let place = |found: Option<usize>| found.expect("in its list") as u8;
@@ -38,12 +39,13 @@ pub fn write(to: &mut TcpStream, frame: &Frame) -> io::Result<()> {
     bytes.push(id.message as u8);
     bytes.resize(HEADER, 0);
     // Data that fits in one packet is copied behind the header; larger data is not copied.
-    let (with, after) = data.split_at(if data.len() <= SMALL { data.len() } else { 0 });
-    bytes.extend(with);
+    let (first, rest) = data.split_at(if data.len() <= SMALL { data.len() } else { 0 });
+    bytes.extend(first);
     to.write_all(&bytes)?;
-    to.write_all(after)
+    to.write_all(rest)
 }
 
+/// Announces the end of the stream.
 pub fn write_goodbye(to: &mut TcpStream) -> io::Result<()> {
     let mut bytes = [0; HEADER];
     bytes[32] = GOODBYE;

@@ -37,11 +37,11 @@ pub struct Key([u8; 32]);
 
 impl Key {
     pub fn new(secret: &[u8], job: &str) -> Key {
-        Key(tag(secret, &[b"job", job.as_bytes()]))
+        Key(hmac_bytes(secret, &[b"job", job.as_bytes()]))
     }
 }
 
-fn tag(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
+fn hmac_bytes(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
     mac(key, parts).finalize().into_bytes().into()
 }
 
@@ -94,7 +94,7 @@ pub struct Handshakes {
 
 impl Handshakes {
     /// Number of connections that failed authentication.
-    pub fn unauthenticated(&self) -> u64 {
+    pub fn unauthenticated_connections(&self) -> u64 {
         self.unauthenticated.load(Ordering::Relaxed)
     }
 
@@ -161,28 +161,31 @@ pub fn accept_all(
 /// Listening side: authenticates the peer and returns its body.
 pub fn accept(mut stream: &TcpStream, key: &Key, purpose: &str) -> Result<Vec<u8>, AuthError> {
     let end = Deadline::after(TIMEOUT);
-    let mine = nonce()?;
+    let own_nonce = nonce()?;
     let mut greeting = MAGIC.to_vec();
-    greeting.extend(mine);
+    greeting.extend(own_nonce);
     stream.set_write_timeout(Some(TIMEOUT))?;
     stream.write_all(&greeting)?;
-    let mut its = [0; 32];
+    let mut their_nonce = [0; 32];
     let mut length = [0; 2];
-    read(stream, &mut its, end)?;
-    read(stream, &mut length, end)?;
+    read_before(stream, &mut their_nonce, end)?;
+    read_before(stream, &mut length, end)?;
     let length = u16::from_le_bytes(length) as usize;
     if length > LONGEST {
         return Err(AuthError::UnknownProtocol(format!("a handshake of {length} bytes")));
     }
     let mut body = vec![0; length];
     let mut proof = [0; 32];
-    read(stream, &mut body, end)?;
-    read(stream, &mut proof, end)?;
-    let expected = mac(&key.0, &[b"client", purpose.as_bytes(), &mine, &its, &body]);
+    read_before(stream, &mut body, end)?;
+    read_before(stream, &mut proof, end)?;
+    let expected = mac(&key.0, &[b"client", purpose.as_bytes(), &own_nonce, &their_nonce, &body]);
     expected
         .verify_slice(&proof)
         .map_err(|_| AuthError::WrongKey)?;
-    stream.write_all(&tag(&key.0, &[b"server", purpose.as_bytes(), &mine, &its]))?;
+    stream.write_all(&hmac_bytes(
+        &key.0,
+        &[b"server", purpose.as_bytes(), &own_nonce, &their_nonce],
+    ))?;
     clear_timeouts(stream)?;
     Ok(body)
 }
@@ -196,27 +199,30 @@ pub fn authenticate(
 ) -> Result<(), AuthError> {
     let end = Deadline::after(TIMEOUT);
     let mut greeting = [0; 48];
-    read(stream, &mut greeting, end)?;
-    let (magic, its) = greeting.split_at(16);
+    read_before(stream, &mut greeting, end)?;
+    let (magic, their_nonce) = greeting.split_at(16);
     if magic != MAGIC {
         let shown = String::from_utf8_lossy(magic).escape_debug().to_string();
         return Err(AuthError::UnknownProtocol(format!("it sends \"{shown}\"")));
     }
     assert!(body.len() <= LONGEST, "a handshake of {} bytes", body.len());
-    let mine = nonce()?;
-    let mut reply = mine.to_vec();
+    let own_nonce = nonce()?;
+    let mut reply = own_nonce.to_vec();
     reply.extend((body.len() as u16).to_le_bytes());
     reply.extend(body);
-    reply.extend(tag(&key.0, &[b"client", purpose.as_bytes(), its, &mine, body]));
+    reply.extend(hmac_bytes(
+        &key.0,
+        &[b"client", purpose.as_bytes(), their_nonce, &own_nonce, body],
+    ));
     stream.set_write_timeout(Some(TIMEOUT))?;
     stream.write_all(&reply)?;
     let mut proof = [0; 32];
     // A listener that rejects the proof closes the connection.
-    read(stream, &mut proof, end).map_err(|error| match error.kind() {
+    read_before(stream, &mut proof, end).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => AuthError::WrongKey,
         _ => AuthError::Io(error),
     })?;
-    let expected = mac(&key.0, &[b"server", purpose.as_bytes(), its, &mine]);
+    let expected = mac(&key.0, &[b"server", purpose.as_bytes(), their_nonce, &own_nonce]);
     expected
         .verify_slice(&proof)
         .map_err(|_| AuthError::WrongKey)?;
@@ -230,7 +236,7 @@ fn clear_timeouts(stream: &TcpStream) -> io::Result<()> {
 }
 
 /// Fills `to` before `end`. A slow sender does not extend the limit.
-fn read(mut stream: &TcpStream, to: &mut [u8], end: Deadline) -> io::Result<()> {
+fn read_before(mut stream: &TcpStream, to: &mut [u8], end: Deadline) -> io::Result<()> {
     let mut filled = 0;
     while filled < to.len() {
         let left = end.left();

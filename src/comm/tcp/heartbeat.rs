@@ -75,15 +75,17 @@ impl HeartbeatClient {
                     *self.last_message.lock() = None;
                     return;
                 }
-                Ok(other) => return self.coordinator_lost(format!("says {other:?}")),
-                Err(_) if self.process.left() => return,
-                Err(error) => return self.coordinator_lost(format!("died: {}", describe(&error))),
+                Ok(other) => return self.fail_without_coordinator(format!("says {other:?}")),
+                Err(_) if self.process.has_left() => return,
+                Err(error) => {
+                    return self.fail_without_coordinator(format!("died: {}", describe(&error)));
+                }
             }
         }
     }
 
     /// Fails with a local diagnosis, because rank 0 is gone.
-    fn coordinator_lost(&self, what: String) {
+    fn fail_without_coordinator(&self, what: String) {
         let phase = self.process.recorder.phase();
         let rank = self.process.report(0).name();
         let line = format!("rank 0 {what}; {rank} was in: {phase}");
@@ -108,7 +110,9 @@ impl HeartbeatClient {
             // Waits longer than rank 0, whose diagnosis includes all ranks.
             if silent > watchdog.timeout + 2 * watchdog.period() {
                 let seconds = silent.as_secs_f64();
-                self.coordinator_lost(format!("is silent for {seconds:.0} s: stopped, or cut off"));
+                self.fail_without_coordinator(format!(
+                    "is silent for {seconds:.0} s: stopped, or cut off"
+                ));
             }
         }
     }
@@ -119,10 +123,10 @@ impl HeartbeatClient {
 }
 
 impl ControlChannel for HeartbeatClient {
-    fn failure(&self, failed: Failed) -> Failed {
+    fn report_failure(&self, failed: Failed) -> Failed {
         let _ = self.send(&ControlMessage::RankFailed(failed.line.clone()));
         self.process
-            .wait_failed(ANSWER_TIMEOUT)
+            .wait_for_failure(ANSWER_TIMEOUT)
             .unwrap_or_else(|| self.process.fail(failed))
     }
 
@@ -130,7 +134,7 @@ impl ControlChannel for HeartbeatClient {
         Vec::new()
     }
 
-    fn addresses(&self, ranks: &[usize]) -> Result<Vec<SocketAddr>, Failed> {
+    fn find_addresses(&self, ranks: &[usize]) -> Result<Vec<SocketAddr>, Failed> {
         let answers = self.answers.lock();
         let _ = self.send(&ControlMessage::AddressRequest(ranks.to_vec()));
         let timeout = self.process.watchdog.timeout;

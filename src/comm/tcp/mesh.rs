@@ -14,11 +14,12 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Data connections of a rank.
 pub struct Mesh {
     process: Arc<ProcessState>,
     key: Key,
     /// Address at which this rank reaches its own listener.
-    own: SocketAddr,
+    own_address: SocketAddr,
     control: Arc<dyn ControlChannel>,
     connections: Mutex<HashMap<usize, Connection>>,
     changed: Condvar,
@@ -31,7 +32,8 @@ struct Connection {
 }
 
 impl Mesh {
-    pub fn world(
+    /// Starts to listen for data connections. Returns the world, whose groups open them.
+    pub fn start(
         process: Arc<ProcessState>,
         key: Key,
         listener: TcpListener,
@@ -43,8 +45,8 @@ impl Mesh {
         let recorder = process.recorder.clone();
         let rank = process.rank;
         let size = process.size;
-        let own = listener.local_addr().expect("it is bound");
-        let mesh = Arc::new(Mesh { process, key, own, control, connections, changed });
+        let own_address = listener.local_addr().expect("it is bound");
+        let mesh = Arc::new(Mesh { process, key, own_address, control, connections, changed });
         let listening = mesh.clone();
         start_thread(rank, "listener", move || listening.accept_loop(&listener))?;
         let transport = Box::new(TcpTransport(mesh));
@@ -62,14 +64,14 @@ impl Mesh {
             "data",
             world,
             &all,
-            || self.process.left(),
+            || self.process.has_left(),
             move |body: Vec<u8>, stream: TcpStream| {
                 let Ok(body) = <[u8; 16]>::try_from(body) else { return };
                 let word = |at: usize| u64::from_le_bytes(body[at..at + 8].try_into().expect("8"));
                 let from = word(0) as usize;
                 let to = word(8) as usize;
                 if to == mesh.process.rank && from < to {
-                    mesh.add(from, stream);
+                    mesh.add_connection(from, stream);
                 }
             },
         );
@@ -81,7 +83,7 @@ impl Mesh {
         loop {
             match connect_authenticated(address, &self.key, "data", &body) {
                 Ok(stream) => {
-                    self.add(to, stream);
+                    self.add_connection(to, stream);
                     return Ok(());
                 }
                 Err(why) if end.has_passed() => {
@@ -99,7 +101,7 @@ impl Mesh {
     }
 
     /// Adds a connection to `peer`, unless there is one.
-    fn add(self: &Arc<Mesh>, peer: usize, stream: TcpStream) {
+    fn add_connection(self: &Arc<Mesh>, peer: usize, stream: TcpStream) {
         let mut connections = self.connections.lock();
         let Ok(reader) = stream.try_clone() else { return };
         if connections.contains_key(&peer) {
@@ -113,13 +115,13 @@ impl Mesh {
         let mesh = self.clone();
         let name = format!("from rank {peer}");
         if let Err(failed) =
-            start_thread(self.process.rank, &name, move || mesh.listen(peer, reader))
+            start_thread(self.process.rank, &name, move || mesh.receive_frames(peer, reader))
         {
-            self.control.failure(failed);
+            self.control.report_failure(failed);
         }
     }
 
-    fn listen(&self, peer: usize, mut from: TcpStream) {
+    fn receive_frames(&self, peer: usize, mut from: TcpStream) {
         loop {
             match frames::read(&mut from, &self.process.inbox.pool) {
                 Ok(Some(frame)) => self.process.inbox.put(peer, frame),
@@ -130,20 +132,21 @@ impl Mesh {
                     self.changed.notify_all();
                     return self.process.inbox.leave(peer);
                 }
-                Err(_) if self.process.left() || self.process.failed().is_some() => return,
+                Err(_) if self.process.has_left() || self.process.failed().is_some() => return,
                 Err(error) => {
-                    self.connection_lost(peer, &error);
+                    self.report_lost_connection(peer, &error);
                     return;
                 }
             }
         }
     }
 
-    fn connection_lost(&self, peer: usize, error: &std::io::Error) -> Failed {
+    /// Returns the failure on which all ranks agree.
+    fn report_lost_connection(&self, peer: usize, error: &std::io::Error) -> Failed {
         let rank = self.process.rank;
         let how = describe(error);
         let line = format!("rank {rank} lost its connection to rank {peer}: {how}");
-        self.control.failure(Failed::new(line))
+        self.control.report_failure(Failed::new(line))
     }
 
     /// Waits until `ready` or until the process group fails; None on timeout.
@@ -186,7 +189,7 @@ impl Transport for TcpTransport {
         let mut peers = ranks.to_vec();
         peers.retain(|peer| *peer > me && mesh.writer(*peer).is_none());
         if !peers.is_empty() {
-            for (peer, address) in peers.iter().zip(mesh.control.addresses(&peers)?) {
+            for (peer, address) in peers.iter().zip(mesh.control.find_addresses(&peers)?) {
                 mesh.connect_to(*peer, address)?;
             }
         }
@@ -216,12 +219,12 @@ impl Transport for TcpTransport {
         let writer = self.0.writer(to).expect("the group is connected");
         let mut stream = writer.lock();
         let written = frames::write(&mut stream, &frame);
-        self.0.process.inbox.pool.give(frame.data);
+        self.0.process.inbox.pool.give_back(frame.data);
         written.map_err(|error| {
             self.0
                 .process
                 .failed()
-                .unwrap_or_else(|| self.0.connection_lost(to, &error))
+                .unwrap_or_else(|| self.0.report_lost_connection(to, &error))
         })
     }
 
@@ -229,7 +232,7 @@ impl Transport for TcpTransport {
         self.0
             .process
             .failed()
-            .unwrap_or_else(|| self.0.control.failure(failed))
+            .unwrap_or_else(|| self.0.control.report_failure(failed))
     }
 
     fn busy(&self) -> Vec<RankBusy> {
@@ -254,6 +257,6 @@ impl Transport for TcpTransport {
             mesh.control.leave();
         }
         mesh.process.leave();
-        let _ = connect(mesh.own); // wakes `accept_loop`
+        let _ = connect(mesh.own_address); // wakes `accept_loop`
     }
 }

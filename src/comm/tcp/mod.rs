@@ -59,7 +59,7 @@ pub struct Join {
 impl Join {
     /// Parameters from the launcher's variables, this program, and a secret file in `folder`, which
     /// all ranks can read.
-    pub fn launched(
+    pub fn from_launcher(
         launch: &LauncherEnv,
         folder: &Path,
         manifest: u64,
@@ -90,9 +90,12 @@ pub fn join(join: &Join) -> Result<World, Failed> {
     recorder.set_phase("connecting to the other ranks");
     let process = Arc::new(ProcessState::new(join, recorder));
     let Some(address) = Address::read(&join.address) else {
-        return Err(failure(join, format!("cannot connect: {:?} is not host:port", join.address)));
+        return Err(failed_to_join(
+            join,
+            format!("cannot connect: {:?} is not host:port", join.address),
+        ));
     };
-    let data = listener(address.listening_ip())?;
+    let data = listen_on(address.listening_ip())?;
     if join.rank == 0 {
         join_as_rank0(join, &address, data, &key, &process)
     } else {
@@ -111,7 +114,7 @@ fn join_as_rank0(
     let arrived = rendezvous::gather_ranks(join, address, key, port(&data))?;
     let peers: Vec<Peer> = arrived.iter().map(|one| one.peer.clone()).collect();
     let coordinator = coordinator::start(process.clone(), address.loopback(), arrived, peers)?;
-    Mesh::world(process.clone(), key.clone(), data, coordinator)
+    Mesh::start(process.clone(), key.clone(), data, coordinator)
 }
 
 /// Joins as any other rank.
@@ -146,11 +149,11 @@ fn join_as_peer(
         ControlMessage::Accepted(world) if world == join.world => {}
         ControlMessage::Rejected(line) => return Err(Failed::new(line)),
         ControlMessage::GroupFailed { line, print } => return Err(Failed { line, print }),
-        other => return Err(failure(join, format!("rank 0 answers {other:?}"))),
+        other => return Err(failed_to_join(join, format!("rank 0 answers {other:?}"))),
     };
     control.set_read_timeout(None).map_err(lost)?;
     let client = heartbeat::start(process.clone(), control, host)?;
-    Mesh::world(process.clone(), key.clone(), data, client)
+    Mesh::start(process.clone(), key.clone(), data, client)
 }
 
 /// Divisors of the start timeout: ranks log whom they wait for after that part of it. Of two
@@ -169,13 +172,13 @@ fn connect_to_rank0(
 ) -> Result<TcpStream, Failed> {
     let end = Deadline::after(join.start_timeout);
     let body = serde_json::to_vec(request).expect("plain data");
-    let mut answered = None;
+    let mut last_answer = None;
     let mut log_at = Some(Deadline::after(join.start_timeout / LOG_DIVISOR_OF_PEERS));
     loop {
         let why = match connect_authenticated(address, key, "join", &body) {
             Ok(stream) => return Ok(stream),
             // An earlier answer is more informative than the latest connection error.
-            Err(error @ AuthError::Io(_)) => answered.take().unwrap_or(error),
+            Err(error @ AuthError::Io(_)) => last_answer.take().unwrap_or(error),
             Err(answer) => answer,
         };
         if join.rank <= LOGGING_RANKS && log_at.is_some_and(|at| at.has_passed()) {
@@ -184,7 +187,7 @@ fn connect_to_rank0(
         }
         if end.has_passed() {
             let seconds = join.start_timeout.as_secs_f64();
-            return Err(failure(
+            return Err(failed_to_join(
                 join,
                 format!(
                     "did not connect to rank 0 at {} within {seconds:.0} s: {why}",
@@ -192,12 +195,12 @@ fn connect_to_rank0(
                 ),
             ));
         }
-        answered = Some(why).filter(|why| !matches!(why, AuthError::Io(_)));
+        last_answer = Some(why).filter(|why| !matches!(why, AuthError::Io(_)));
         std::thread::sleep(Duration::from_millis(100));
     }
 }
 
-fn failure(join: &Join, what: String) -> Failed {
+fn failed_to_join(join: &Join, what: String) -> Failed {
     let node = if join.node.is_empty() { String::new() } else { format!(" (node {})", join.node) };
     Failed::new(format!("rank {}{node} {what}", join.rank))
 }
@@ -226,7 +229,7 @@ fn connect(address: impl ToSocketAddrs) -> std::io::Result<TcpStream> {
 }
 
 /// Listens for data connections of other ranks, on any free port.
-fn listener(ip: IpAddr) -> Result<TcpListener, Failed> {
+fn listen_on(ip: IpAddr) -> Result<TcpListener, Failed> {
     TcpListener::bind((ip, 0))
         .map_err(|error| Failed::new(format!("no port to listen on at {ip}: {error}")))
 }

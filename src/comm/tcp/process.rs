@@ -11,6 +11,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// One rank over TCP, as its threads share it.
 pub struct ProcessState {
     pub rank: usize,
     pub size: usize,
@@ -35,9 +36,9 @@ struct State {
 /// Connection of a rank to the coordinator; on rank 0, the coordinator itself.
 pub trait ControlChannel: Send + Sync {
     /// Reports that this rank failed. Returns the failure that all ranks agree on.
-    fn failure(&self, failed: Failed) -> Failed;
+    fn report_failure(&self, failed: Failed) -> Failed;
     /// Addresses at which these ranks listen for data.
-    fn addresses(&self, ranks: &[usize]) -> Result<Vec<SocketAddr>, Failed>;
+    fn find_addresses(&self, ranks: &[usize]) -> Result<Vec<SocketAddr>, Failed>;
     /// Announces that this rank has ended successfully. Returns when all ranks have.
     fn leave(&self);
     /// Busy times by rank, from the last heartbeats; empty except on rank 0.
@@ -82,7 +83,7 @@ impl ProcessState {
         self.state.lock().failed.clone()
     }
 
-    pub fn left(&self) -> bool {
+    pub fn has_left(&self) -> bool {
         self.state.lock().left
     }
 
@@ -115,7 +116,7 @@ impl ProcessState {
         let last = failed.clone();
         // If this thread cannot start, a rank in an endless computation ends at its next exchange.
         let _ = threads::spawn("end", move || {
-            if !process.wait(process.watchdog.grace, |state| state.left) {
+            if !process.wait_at_most(process.watchdog.grace, |state| state.left) {
                 end_process(&last);
             }
         });
@@ -123,8 +124,8 @@ impl ProcessState {
     }
 
     /// Waits for the agreed failure.
-    pub fn wait_failed(&self, timeout: Duration) -> Option<Failed> {
-        self.wait(timeout, |state| state.failed.is_some());
+    pub fn wait_for_failure(&self, timeout: Duration) -> Option<Failed> {
+        self.wait_at_most(timeout, |state| state.failed.is_some());
         self.failed()
     }
 
@@ -140,12 +141,12 @@ impl ProcessState {
         self.changed.notify_all();
     }
 
-    fn wait(&self, timeout: Duration, until: impl Fn(&State) -> bool) -> bool {
+    fn wait_at_most(&self, timeout: Duration, until: impl Fn(&State) -> bool) -> bool {
         let end = Deadline::after(timeout);
         self.wait_while(|| end.left(), until)
     }
 
-    /// Waits until `until` holds. Returns false if no time is left before.
+    /// Waits until `until` holds. Returns false if no time was left before that.
     fn wait_while(&self, left: impl Fn() -> Duration, until: impl Fn(&State) -> bool) -> bool {
         let mut state = self.state.lock();
         while !until(&state) {

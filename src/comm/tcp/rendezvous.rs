@@ -6,7 +6,7 @@ use super::address::Address;
 use super::control::{self, ControlMessage, JoinRequest, Peer};
 use super::handshake::{self, Handshakes, Key};
 use super::process::start_thread;
-use super::{Join, LOG_DIVISOR, failure};
+use super::{Join, LOG_DIVISOR, failed_to_join};
 use base::Deadline;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -50,9 +50,9 @@ pub fn gather_ranks(
     let peer = Peer { ip: None, port: data_port };
     present.insert(0, Arrived { request, peer, control: None });
     let duplicates = wait_for_ranks(join, &arrivals, &mut present);
-    let unauthenticated = handshakes.unauthenticated();
+    let unauthenticated = handshakes.unauthenticated_connections();
     let missing = describe_missing(join, &present, &duplicates, unauthenticated);
-    let problem = missing.or_else(|| mismatch(&present));
+    let problem = missing.or_else(|| describe_mismatch(&present));
     start_thread(0, "late", move || reject_late(&arrivals))?;
     match problem {
         None => Ok(present.into_values().collect()),
@@ -79,7 +79,7 @@ fn bind(join: &Join, address: &Address) -> Result<TcpListener, Failed> {
             Err(_) if !end.has_passed() => std::thread::sleep(Duration::from_millis(100)),
             Err(error) => {
                 let remedy = "another job or program has it; set GPTRAIN_RENDEZVOUS=host:port";
-                return Err(failure(
+                return Err(failed_to_join(
                     join,
                     format!("cannot listen on port {port}: {error} ({remedy})"),
                 ));
@@ -105,7 +105,11 @@ fn wait_for_ranks(
             if log_at.take().is_none() {
                 break;
             }
-            tracing::info!("waiting for {} at {}", ranks(&absent(join, present)), join.address);
+            tracing::info!(
+                "waiting for {} at {}",
+                ranks(&absent_ranks(join, present)),
+                join.address
+            );
             continue;
         };
         let rank = request.rank;
@@ -141,7 +145,7 @@ fn reject(mut control: TcpStream, why: &str) {
     let _ = control::write(&mut control, &ControlMessage::Rejected(why.to_string()));
 }
 
-fn absent(join: &Join, present: &BTreeMap<usize, Arrived>) -> Vec<usize> {
+fn absent_ranks(join: &Join, present: &BTreeMap<usize, Arrived>) -> Vec<usize> {
     (0..join.world)
         .filter(|rank| !present.contains_key(rank))
         .collect()
@@ -155,7 +159,7 @@ fn describe_missing(
     duplicates: &[usize],
     unauthenticated: u64,
 ) -> Option<String> {
-    let absent = absent(join, present);
+    let absent = absent_ranks(join, present);
     if absent.is_empty() {
         return None;
     }
@@ -183,7 +187,7 @@ fn ranks(list: &[usize]) -> String {
 }
 
 /// Describes the ranks that differ from the majority.
-fn mismatch(present: &BTreeMap<usize, Arrived>) -> Option<String> {
+fn describe_mismatch(present: &BTreeMap<usize, Arrived>) -> Option<String> {
     let requests: Vec<&JoinRequest> = present.values().map(|one| &one.request).collect();
     outliers(&requests, "runs another program", |request| request.binary)
         .or_else(|| outliers(&requests, "has another manifest", |request| request.manifest))

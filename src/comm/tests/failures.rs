@@ -3,7 +3,7 @@
 use super::exercise::Numbers;
 use super::on_threads;
 use crate::{Failed, Group, World, catch, threads};
-use base::testing::ends;
+use base::testing::run_to_end;
 
 /// Failure line of each of three ranks. Rank 2 ends as `last` does.
 fn lines(last: fn(&World, &dyn Group)) -> Vec<String> {
@@ -20,7 +20,7 @@ fn lines(last: fn(&World, &dyn Group)) -> Vec<String> {
             }
         })
     };
-    let ended = ends("every rank", move || on_threads(threads::world(3), rank));
+    let ended = run_to_end("every rank", move || on_threads(threads::world(3), rank));
     ended
         .into_iter()
         .map(|end| end.err().map_or("well".into(), |failed| failed.line))
@@ -91,7 +91,7 @@ fn a_panic_of_a_rank_fails_the_others() {
 /// A rank that unwinds with a collective on its queue does not wait for it.
 #[test]
 fn a_begun_collective_does_not_hold_a_failing_rank() {
-    ends("every rank", move || {
+    run_to_end("every rank", move || {
         on_threads(threads::world(2), |world: World| {
             let rank = world.rank();
             let end = catch(move || {

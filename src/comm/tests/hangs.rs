@@ -7,13 +7,13 @@ use crate::{
 };
 use crate::{catch, diagnose, threads};
 use base::DType;
-use base::testing::{at_any_load, ends, until};
+use base::testing::{at_any_load, run_to_end, until};
 use std::time::Duration;
 
 /// Runs a watched world of `size` ranks, and `check`s its failure line and its dump.
 fn hang(size: usize, rank: fn(&World), check: fn(&str, Dump)) {
     at_any_load(Duration::from_millis(200), |limit| {
-        let (line, dump) = ends("every rank", move || hang_after(limit, size, rank));
+        let (line, dump) = run_to_end("every rank", move || hang_after(limit, size, rank));
         check(&line, dump);
     });
 }
@@ -22,7 +22,7 @@ fn hang_after(limit: Duration, size: usize, rank: fn(&World)) -> (String, Dump) 
     let folder = tempfile::tempdir().unwrap();
     let dumps = folder.path().join("dump");
     let watchdog = Watchdog { dumps: Some(dumps.clone()), ..Watchdog::new(limit) };
-    let ends = on_threads(threads::watched(size, &watchdog).unwrap(), |world| {
+    let ends = on_threads(threads::with_watchdog(size, &watchdog).unwrap(), |world| {
         catch(move || {
             world.recorder().set_coord(&format!("DP{}", world.rank()));
             rank(&world)
@@ -228,7 +228,7 @@ fn a_stuck_queue_is_seen_through() {
 #[test]
 fn slow_is_not_stuck() {
     at_any_load(Duration::from_secs(1), |limit| {
-        on_threads(threads::watched(2, &Watchdog::new(limit)).unwrap(), |world| {
+        on_threads(threads::with_watchdog(2, &Watchdog::new(limit)).unwrap(), |world| {
             let group = world.group("dp", &[0, 1]);
             let x = Numbers::f32(vec![1.0; 10]);
             for _ in 0..3 {

@@ -6,13 +6,13 @@ use crate::report::curves::{self, XAxis};
 use crate::report::page::{self, Run, figure};
 use anyhow::Result;
 use base::Count;
-use base::svg::{Chart, Scale, escape, short};
+use base::svg::{Chart, Scale, escape, short_number};
 use base::table::{Cell, Printout, Rows, Table};
 use launch::events::Kind;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use train::report::numbers::{Format, Shown, StepRow, shown};
+use train::report::numbers::{Format, Shown, StepRow, placed_numbers};
 
 /// Settings that differ between any two runs: names and paths.
 const OWN: [&str; 3] = ["name", "log.folder", "data.cache"];
@@ -159,12 +159,12 @@ impl Comparison {
                 |run: &Run| run.best(&set).map_or(f64::NAN, |best| best.lm_loss),
             ));
         }
-        let medians = shown(|place| match place {
+        let medians = placed_numbers(|place| match place {
             Shown::Median(order, name, format) => Some((order, (name, format))),
             _ => None,
         });
         rows.extend(medians.map(|(number, (name, format))| {
-            self.row(name, format, |run| run.recent(|_| true, |row| number.or_nan(row)))
+            self.row(name, format, |run| run.recent(|_| true, |row| number.value_or_nan(row)))
         }));
         rows.push(self.row("time in steps", Format::Seconds, |run: &Run| {
             run.metrics.steps.iter().map(|row| row.sec).sum()
@@ -199,7 +199,7 @@ impl Comparison {
         let most = ends.fold(f64::INFINITY, f64::min);
         let name = format!("validation loss {}, {set}", axis.place(most));
         most.is_finite()
-            .then(|| self.row(name, Format::Digits, |run| between(&losses(run), most)))
+            .then(|| self.row(name, Format::Digits, |run| interpolate_at(&losses(run), most)))
     }
 
     /// Settings that differ: key, and the value of each run.
@@ -209,7 +209,7 @@ impl Comparison {
             .into_iter()
             .filter(|key| !OWN.contains(&key.as_str()))
             .map(|key: &String| {
-                let values = self.runs().map(|run| setting(run, key)).collect();
+                let values = self.runs().map(|run| describe_setting(run, key)).collect();
                 (key.clone(), values)
             });
         rows.filter(|(_, values): &(_, Vec<String>)| values.iter().any(|v| *v != values[0]))
@@ -340,12 +340,13 @@ impl Comparison {
         }
         let by_tokens = curves::overlay(&runs, XAxis::Tokens, scale, false, loss);
         body += &figure("loss over tokens, nats a token", &by_tokens, "");
-        let charts = shown(|place| match place {
+        let charts = placed_numbers(|place| match place {
             Shown::Overlay(order, title, scale) => Some((order, (title, scale))),
             _ => None,
         });
         for (number, (title, scale)) in charts {
-            let chart = curves::overlay(&runs, XAxis::Step, scale, false, |row| number.or_nan(row));
+            let chart =
+                curves::overlay(&runs, XAxis::Step, scale, false, |row| number.value_or_nan(row));
             body += &figure(title, &chart, "");
         }
         body += "</div>\n<div class=\"tables\">";
@@ -370,7 +371,7 @@ impl Comparison {
 
 /// Value of a setting in a run, with the values that it had in earlier starts: "0.001, 0.002 after step
 /// 40".
-fn setting(run: &Run, key: &str) -> String {
+fn describe_setting(run: &Run, key: &str) -> String {
     let mut changes = run
         .changes
         .iter()
@@ -431,13 +432,13 @@ impl XAxis {
     fn place(self, value: f64) -> String {
         match self {
             XAxis::Step => format!("at step {}", Count(value as u64)),
-            XAxis::Tokens => format!("at {} tokens", short(value)),
+            XAxis::Tokens => format!("at {} tokens", short_number(value)),
         }
     }
 }
 
 /// Linear interpolation between ascending points; NaN outside.
-fn between(points: &[(f64, f64)], x: f64) -> f64 {
+fn interpolate_at(points: &[(f64, f64)], x: f64) -> f64 {
     let after = points.partition_point(|point| point.0 < x);
     match (points.get(after.wrapping_sub(1)), points.get(after)) {
         (_, Some((x1, y1))) if *x1 == x => *y1,
@@ -448,14 +449,17 @@ fn between(points: &[(f64, f64)], x: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{between, labels};
+    use super::{interpolate_at, labels};
 
     #[test]
     fn values_between_two_evaluations_are_on_their_line() {
         let points = [(10.0, 4.0), (20.0, 3.0), (30.0, 2.0)];
-        assert_eq!([10.0, 20.0, 25.0, 30.0].map(|x| between(&points, x)), [4.0, 3.0, 2.5, 2.0]);
-        assert!(between(&points, 9.0).is_nan() && between(&points, 31.0).is_nan());
-        assert!(between(&[], 1.0).is_nan());
+        assert_eq!(
+            [10.0, 20.0, 25.0, 30.0].map(|x| interpolate_at(&points, x)),
+            [4.0, 3.0, 2.5, 2.0]
+        );
+        assert!(interpolate_at(&points, 9.0).is_nan() && interpolate_at(&points, 31.0).is_nan());
+        assert!(interpolate_at(&[], 1.0).is_nan());
     }
 
     #[test]

@@ -111,7 +111,7 @@ pub fn chart(runs: &[(&str, &Metrics)]) -> Option<Chart> {
             .map(|[first, second]| (first.step as f64, second.lm_loss - first.lm_loss))
             .collect();
         if points.iter().any(|(_, difference)| *difference != 0.0) {
-            let points = curves::thinned(&points);
+            let points = curves::thin(&points);
             let colour = run % COLOURS;
             lines.push(Curve { name: label.to_string(), stroke: Stroke::Line, colour, points });
         }

@@ -125,7 +125,7 @@ impl Build {
 
     fn find_eod(&self, tokenizer: &Tokenizer) -> Result<u32, Problems> {
         let names: Vec<&str> = tokenizer
-            .specials()
+            .added_tokens()
             .iter()
             .map(|(name, _)| name.as_str())
             .collect();

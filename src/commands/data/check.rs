@@ -58,7 +58,7 @@ impl Check {
         };
         let size = dataset.token_type().size() as u64;
         let progress = Progress::new("checking", dataset.tokens() * size, Unit::Bytes);
-        let highest = dataset.highest(|tokens| {
+        let highest = dataset.find_highest_id(|tokens| {
             progress.show(tokens * size, || format!("{} tokens", Count(tokens)));
         })?;
         progress.finish();

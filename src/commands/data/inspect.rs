@@ -123,13 +123,13 @@ fn facts(dataset: &Indexed, lengths: &Lengths, record: Option<&Record>) -> Table
     );
     facts.push(("lengths", lengths));
     facts.extend(
-        record.map(|record| ("tokenizer", escape_control(&built_with(record)).into_owned())),
+        record.map(|record| ("tokenizer", escape_control(&describe_build(record)).into_owned())),
     );
     Table::facts(facts)
 }
 
 /// Tokenizer and options with which a dataset was built.
-fn built_with(record: &Record) -> String {
+fn describe_build(record: &Record) -> String {
     let end = match record.append_eod {
         Some(eod) => format!("documents end with token {eod}"),
         None => "no token ends documents".to_string(),
@@ -193,7 +193,7 @@ fn show(
     match tokenizer {
         Some(tokenizer) => {
             let ids: Vec<u32> = ids.iter().map(|id| *id as u32).collect();
-            out.indented(escape_control(&tokenizer.decode(&ids)).lines());
+            out.push_indented(escape_control(&tokenizer.decode(&ids)).lines());
             out.line(format!("  {rest}"));
         }
         None => out.line(format!("  {ids:?}{rest}")),

@@ -160,7 +160,7 @@ impl Samples {
         let mixture = open(preview)?;
         let count = mixture.samples();
         if count == 0 {
-            return Err(no_sample(preview).into());
+            return Err(no_sample_error(preview).into());
         }
         let default = if self.json { count } else { count.min(SHOWN) };
         let rows = rows.unwrap_or(0..default);
@@ -234,9 +234,9 @@ fn find_shared_tokenizer(preview: &Preview, named: Option<&Path>) -> Result<Opti
 }
 
 /// Error for a part with less than one sample. Megatron repeats it if `--samples` is given.
-fn no_sample(preview: &Preview) -> Problems {
+fn no_sample_error(preview: &Preview) -> Problems {
     let place = preview.datasets[0].prefix.display().to_string();
-    let fewest = preview.cut.fewest(preview.seq_len);
+    let fewest = preview.cut.min_tokens(preview.seq_len);
     Problems::one(
         place,
         format!("the part to read has fewer than {} tokens: not one sample", fewest),

@@ -6,7 +6,7 @@ use super::search::explain_none;
 use super::{Estimate, find_predictor};
 use estimate::campaign::{self, Law, Member};
 use estimate::change::flag_lines;
-use estimate::compare::{Side, compared};
+use estimate::compare::{Side, comparison};
 use estimate::predict::Predict;
 use estimate::request::{Flags, Request};
 use estimate::setup::{Extras, Program};
@@ -57,10 +57,10 @@ pub fn print_comparison(args: &Estimate, path: &Path, changes: &str) -> anyhow::
     let b = view(&then)?;
     let side = |name, view, effective| Side { name, view, effective };
     let mut out =
-        compared(&side("as it is", &a, &now.effective), &side("what if", &b, &then.effective));
+        comparison(&side("as it is", &a, &now.effective), &side("what if", &b, &then.effective));
     if !flags.is_empty() {
         out.line("\nThe changed plan");
-        out.indented(flag_lines(&flags));
+        out.push_indented(flag_lines(&flags));
         out.json["set"] = flags.into();
     }
     out.say(args.json);
@@ -94,12 +94,12 @@ pub fn print_sizes(args: &Estimate, path: &Path) -> anyhow::Result<bool> {
     let bar = Bar::new();
     let watch = |progress| bar.show(progress);
     let member = |size: &f64| {
-        let sets = campaign::sized(&like.model, *size)?;
+        let sets = campaign::sets_for_size(&like.model, *size)?;
         let loaded = args.load(path, &[&args.set[..], &sets].concat())?;
         let tokens = law.tokens(model::parameters(&loaded.manifest.model) as f64);
         let flags = Flags { tokens: Some(tokens), ..args.flags() };
         let (request, other) = make_request(args, &loaded, flags)?;
-        let search = request.search(other, Extras::default()).watched(&watch);
+        let search = request.search(other, Extras::default()).with_watch(&watch);
         let found = search
             .ranked(devices)
             .map(|mut found| found.best.swap_remove(0));

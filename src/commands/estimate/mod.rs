@@ -248,7 +248,7 @@ fn add_charts(
     if let Some(folder) = &args.plot {
         let bar = Bar::new();
         let watch = |progress| bar.show(progress);
-        let search = request.search(other, Extras::default()).watched(&watch);
+        let search = request.search(other, Extras::default()).with_watch(&watch);
         let points = search.scaling();
         bar.finish();
         let text = out.text(usize::MAX);

@@ -25,7 +25,7 @@ pub fn load_predictor(
     if found.refused.len() > SHOWN {
         base::warn!("{name}: and {} more like these", found.refused.len() - SHOWN);
     }
-    let (times, weights) = found.learned(&name)?;
+    let (times, weights) = found.learned_counts(&name)?;
     base::warn!("{name}: learned from {times} times and {weights} memories");
     Ok(Box::leak(Box::new(found.predictor))) // a command has one, or one per plan
 }
@@ -40,7 +40,10 @@ pub fn print_scores(args: &Estimate) -> anyhow::Result<()> {
             let family = parse_family(args)?;
             let mut rows = rows::read_as(&text, &path.display().to_string(), family)?;
             if args.async_launches {
-                rows = rows.into_iter().map(rows::Row::asynchronous).collect();
+                rows = rows
+                    .into_iter()
+                    .map(rows::Row::with_async_launches)
+                    .collect();
             }
             score::print::score(predictor, &rows)
         }

@@ -66,12 +66,14 @@ pub fn run(
 ) -> anyhow::Result<bool> {
     let bar = Bar::new();
     let watch = |progress| bar.show(progress);
-    let search = request.search(other, args.search.extras()).watched(&watch);
+    let search = request
+        .search(other, args.search.extras())
+        .with_watch(&watch);
     let m = &request.manifest;
     if args.search.min_gpus {
         let found = search
-            .fewest(MOST_DEVICES)
-            .map(|found| print::fewest(m, &found));
+            .find_fewest_devices(MOST_DEVICES)
+            .map(|found| print::print_fewest_devices(m, &found));
         bar.finish();
         let none = || NONE_ON_ANY.to_string();
         return Ok(print_found(args, found, none));

@@ -300,10 +300,11 @@ fn score_on(
     let m = &loaded.manifest;
     let be = device.backend();
     let seq_len = eval_data.seq_len;
-    let groups = rank.phase("creating process groups", || Ok(device.groups(rank.world(), m)?))?;
-    let scorer = rank.phase("reserving memory", || Ok(Scorer::new(be, groups, m, seq_len)?))?;
+    let groups =
+        rank.run_phase("creating process groups", || Ok(device.groups(rank.world(), m)?))?;
+    let scorer = rank.run_phase("reserving memory", || Ok(Scorer::new(be, groups, m, seq_len)?))?;
     tracing::info!("memory: {}", scorer.memory_plan().total());
-    let model = rank.phase("loading", || source.load(&scorer.weights, rank.is_first()))?;
+    let model = rank.run_phase("loading", || source.load(&scorer.weights, rank.is_first()))?;
     rank.set_phase("scoring");
     let progress = eval_data.progress(rank);
     let shard = DataShard::for_rank(rank, m);
@@ -369,7 +370,7 @@ fn score_stream(scoring: &Scoring, path: &Path, windows: &Windows) -> Result<Dat
         samples += 1;
         if windows.keeps_tokens { print_logprobs(number, losses) } else { Ok(()) }
     })?;
-    let tokens = windows.scored();
+    let tokens = windows.scored_tokens();
     let bits = total / std::f64::consts::LN_2;
     let bytes = match &windows.tokens {
         Tokens::Text { bytes, .. } if !windows.is_cut() => Some(*bytes as f64),

@@ -15,14 +15,14 @@ pub fn loss(metrics: &Metrics, title: &str, scale: Scale) -> Chart {
         name: "training loss".into(),
         stroke: Stroke::Faint,
         colour: 0,
-        points: thinned(&raw),
+        points: thin(&raw),
     }];
     if window > 1 {
         curves.push(Curve {
             name: format!("smoothed over {window} steps"),
             stroke: Stroke::Line,
             colour: 0,
-            points: thinned(&smoothed(&raw, window)),
+            points: thin(&smooth(&raw, window)),
         });
     } else {
         curves[0].stroke = Stroke::Line;
@@ -91,7 +91,7 @@ pub fn overlay(
             .iter()
             .map(|row| (axis.value(row), value(row)))
             .collect();
-        let line = thinned(&smoothed(&raw, smoothing_window(raw.len())));
+        let line = thin(&smooth(&raw, smoothing_window(raw.len())));
         let colour = run % COLOURS;
         curves.push(Curve { name: label.to_string(), stroke: Stroke::Line, colour, points: line });
         if let Some(set) = valid_sets(metrics).first().filter(|_| wide) {
@@ -135,13 +135,12 @@ pub fn small(
     let window = smoothing_window(raw.len());
     let curve = |stroke, points| Curve { name: String::new(), stroke, colour: 0, points };
     let curves = match stroke {
-        Stroke::Faint if window > 1 => vec![
-            curve(Stroke::Faint, thinned(&raw)),
-            curve(Stroke::Line, thinned(&smoothed(&raw, window))),
-        ],
+        Stroke::Faint if window > 1 => {
+            vec![curve(Stroke::Faint, thin(&raw)), curve(Stroke::Line, thin(&smooth(&raw, window)))]
+        }
         Stroke::Faint => vec![curve(Stroke::Line, raw)],
         // Thinning keeps a staircase's extremes but may move its edges by a pixel.
-        stroke => vec![curve(stroke, thinned(&raw))],
+        stroke => vec![curve(stroke, thin(&raw))],
     };
     chart(metrics, "", 560.0, 240.0, scale, curves)
 }
@@ -241,7 +240,7 @@ fn smoothing_window(steps: usize) -> usize {
 }
 
 /// Weighted mean of the `window` values around each point, a mean of means. Ignores non-finite values.
-pub fn smoothed(points: &[(f64, f64)], window: usize) -> Vec<(f64, f64)> {
+pub fn smooth(points: &[(f64, f64)], window: usize) -> Vec<(f64, f64)> {
     mean_around(&mean_around(points, window / 4), window.div_ceil(4))
 }
 
@@ -265,7 +264,7 @@ fn mean_around(points: &[(f64, f64)], reach: usize) -> Vec<(f64, f64)> {
 }
 
 /// Lowest and highest of each group of neighbours, so that a spike remains visible, and both ends.
-pub fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+pub fn thin(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     if points.len() <= MOST_POINTS {
         return points.to_vec();
     }
@@ -286,18 +285,18 @@ pub fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{smoothed, thinned};
+    use super::{smooth, thin};
 
     #[test]
     fn smoothing_keeps_the_start_and_thinning_the_spikes() {
         let noisy: Vec<_> = (0..10_000).map(|i| (i as f64, (i % 2) as f64)).collect();
-        let smooth = smoothed(&noisy, 101);
+        let smooth = smooth(&noisy, 101);
         assert_eq!((smooth.len(), smooth[0]), (10_000, (0.0, 0.0)));
         assert!(smooth[200..].iter().all(|(_, y)| (y - 0.5).abs() < 0.02));
 
         let mut spike: Vec<_> = (0..10_000).map(|i| (i as f64, 1.0)).collect();
         spike[7777].1 = 50.0;
-        let thin = thinned(&spike);
+        let thin = thin(&spike);
         assert!(thin.len() <= 1202 && thin.contains(&(7777.0, 50.0)));
         assert!(thin.windows(2).all(|pair| pair[0].0 < pair[1].0), "ascending");
         assert_eq!((thin[0].0, thin[thin.len() - 1].0), (0.0, 9999.0));

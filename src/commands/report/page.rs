@@ -7,7 +7,7 @@ use anyhow::Result;
 use serde::Deserialize;
 
 use super::curves::{self, XAxis};
-use base::svg::{Chart, PAGE, STYLE, Scale, Stroke, escape, short};
+use base::svg::{Chart, PAGE, STYLE, Scale, Stroke, escape, short_number};
 use base::table::{Cell, Rows, Table};
 use base::{Count, Seconds, input};
 use checkpoint::inspect::settings_by_key;
@@ -16,7 +16,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use train::changed_settings::SettingChange;
 use train::report::metrics::{EvalRow, Metrics};
-use train::report::numbers::{Format, Shown, StepRow, shown};
+use train::report::numbers::{Format, Shown, StepRow, placed_numbers};
 use train::status::Status;
 
 /// Title of the loss chart, with its unit.
@@ -162,7 +162,7 @@ impl Run {
             let _ = writeln!(to, "<li><span>{name}</span><b>{value}</b><small>{more}</small></li>");
         };
         let samples = format!("{} samples", Count(last.consumed_samples));
-        tile("tokens", short(last.tokens as f64), samples);
+        tile("tokens", short_number(last.tokens as f64), samples);
         let recent = |value: fn(&StepRow) -> f64| self.recent(|_| true, value);
         // The median of a short run would be a loss of its beginning.
         if self.metrics.steps.len() < RECENT {
@@ -180,7 +180,7 @@ impl Run {
             tile("best validation loss", number(best.lm_loss), at);
         }
         let typical = format!("{} a step", Seconds(recent(|row| row.sec)));
-        tile("tokens a second", short(recent(|row| row.tokens_per_s)), typical);
+        tile("tokens a second", short_number(recent(|row| row.tokens_per_s)), typical);
         let total: f64 = self.metrics.steps.iter().map(|row| row.sec).sum();
         let steps = self.metrics.steps.len();
         if let Some(goodput) = self.goodput {
@@ -202,7 +202,7 @@ impl Run {
 
     fn sections(&self, scale: Scale) -> String {
         let metrics = &self.metrics;
-        let charts = shown(|place| match place {
+        let charts = placed_numbers(|place| match place {
             Shown::Chart(order, title, stroke, scale, value) => {
                 Some((order, (title, stroke, scale, value)))
             }
@@ -234,7 +234,7 @@ impl Run {
 
     fn last_step_table(&self) -> String {
         let last = self.last();
-        let numbers = shown(|place| match place {
+        let numbers = placed_numbers(|place| match place {
             Shown::Last(name, format) => Some((0, (name, format))),
             _ => None,
         });

@@ -64,7 +64,7 @@ impl ShowStatus {
 fn list(folder: &Path, now: f64, watch: bool, json: bool) -> anyhow::Result<()> {
     let rows = runs::find(folder, now);
     if rows.is_empty() {
-        return Err(runs::none(folder).into());
+        return Err(runs::no_run_error(folder).into());
     }
     if watch {
         return Err(Problems::one(

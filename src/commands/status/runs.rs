@@ -125,7 +125,7 @@ fn seconds(seconds: f64) -> Cell {
 }
 
 /// Error for a folder that contains no run.
-pub fn none(folder: &Path) -> Problems {
+pub fn no_run_error(folder: &Path) -> Problems {
     Problems::one(
         folder.display().to_string(),
         format!("no folder below it, {LEVELS} levels deep, holds a run's {NAME}"),

@@ -3,7 +3,7 @@
 use base::{Count, Seconds};
 use launch::events::{self, Event, Kind};
 use std::path::Path;
-use train::report::numbers::{Format, Shown, shown};
+use train::report::numbers::{Format, Shown, placed_numbers};
 use train::status::{RunState, Status};
 
 /// Status of a run as text, at the time `now`.
@@ -44,11 +44,11 @@ pub fn text(status: &Status, folder: &Path, now: f64) -> String {
         Count(status.last.0.tokens)
     ));
     if status.loss().is_some() {
-        let parts = shown(|place| match place {
+        let parts = placed_numbers(|place| match place {
             Shown::Text(label, format) => Some((0, (label, format))),
             _ => None,
         })
-        .map(|(number, part)| (number.or_nan(&status.last.0), part))
+        .map(|(number, part)| (number.value_or_nan(&status.last.0), part))
         .filter(|(value, _)| value.is_finite());
         lines.push(
             parts
@@ -61,9 +61,9 @@ pub fn text(status: &Status, folder: &Path, now: f64) -> String {
     let left = left.map_or(String::new(), |left| format!(", {left} left"));
     lines.push(format!("{} tokens/s{left}", Format::Rate.show(status.last.0.tokens_per_s)));
     lines.push(status.goodput_line());
-    lines.push(saved(folder, now));
+    lines.push(describe_newest_checkpoint(folder, now));
     let events = events::read(folder).unwrap_or_default();
-    lines.extend(copied(&events, now));
+    lines.extend(describe_newest_copy(&events, now));
     lines.extend(since_start(&events, now));
     if let Some(parts) = &status.parts {
         lines.push(parts.table().text(usize::MAX) + &parts.summary());
@@ -99,7 +99,7 @@ pub fn line(status: &Status, state: RunState, now: f64) -> String {
 }
 
 /// Newest checkpoint and its age.
-fn saved(folder: &Path, now: f64) -> String {
+fn describe_newest_checkpoint(folder: &Path, now: f64) -> String {
     let found = checkpoint::published(&folder.join("checkpoints")).ok();
     let Some(newest) = found.and_then(|mut found| found.pop()) else {
         return "no checkpoint yet".to_string();
@@ -116,7 +116,7 @@ fn saved(folder: &Path, now: f64) -> String {
 }
 
 /// Newest copy in the mirror.
-fn copied(events: &[Event], now: f64) -> Option<String> {
+fn describe_newest_copy(events: &[Event], now: f64) -> Option<String> {
     let newest = events.iter().rfind(|event| event.kind == Kind::Copy)?;
     let age = Seconds((now - newest.at).max(0.0));
     Some(format!("copied {}, {age} ago", newest.text))

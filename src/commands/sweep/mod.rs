@@ -97,7 +97,7 @@ impl Sweep {
 
 /// Prints the comparison of the variants that have made a step, and writes its page.
 fn print_comparison(sweep: &Variants) -> Result<()> {
-    let started = sweep.started();
+    let started = sweep.started_folders();
     if started.len() < 2 {
         return Ok(());
     }

@@ -149,7 +149,7 @@ impl Variants {
     }
 
     /// Folders of the variants that have made a step.
-    pub fn started(&self) -> Vec<PathBuf> {
+    pub fn started_folders(&self) -> Vec<PathBuf> {
         let folders = self
             .all
             .iter()

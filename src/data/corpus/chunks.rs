@@ -13,7 +13,7 @@ const CHUNK: usize = 1 << 20;
 pub const LONGEST: usize = 256 << 20;
 
 /// Passes the chunks of one file to `chunk`, until it returns false.
-pub fn cut(
+pub fn for_each_chunk(
     input: &Input,
     options: &ReadOptions<'_>,
     mut chunk: impl FnMut(Chunk) -> bool,
@@ -34,7 +34,7 @@ pub fn cut(
         } else if whole {
             None
         } else {
-            boundary(input.format, &bytes, searched)
+            find_boundary(input.format, &bytes, searched)
         };
         if end.is_none() && bytes.len() >= LONGEST && skip_long {
             skip_line(&mut *stream, &mut bytes).with_context(failed)?;
@@ -68,8 +68,8 @@ pub fn cut(
             first_line,
             skipped: std::mem::take(&mut skipped),
             bytes: std::mem::replace(&mut bytes, rest),
-            continues: input.format == Format::Text && !ended,
-            continued: input.format == Format::Text && first_line > 1,
+            continues_in_next: input.format == Format::Text && !ended,
+            continues_previous: input.format == Format::Text && first_line > 1,
             read: position.get(),
         });
         first_line += lines;
@@ -118,10 +118,10 @@ fn fill(stream: &mut dyn Read, bytes: &mut Vec<u8>, count: usize) -> std::io::Re
     Ok(at < end)
 }
 
-/// Last position for a cut: after a line. Between paragraphs after an empty line. Within text only
-/// between two lines that end and start with an ASCII letter or digit, where every pattern ends a piece
-/// on both sides of the line break.
-fn boundary(format: Format, bytes: &[u8], from: usize) -> Option<usize> {
+/// Last position at which a chunk may end: after a line. Between paragraphs after an empty line. Within
+/// text only between two lines that end and start with an ASCII letter or digit, where every pattern ends
+/// a piece on both sides of the line break.
+fn find_boundary(format: Format, bytes: &[u8], from: usize) -> Option<usize> {
     let mut end = bytes.len();
     loop {
         let at = from + bytes[from..end].iter().rposition(|byte| *byte == b'\n')?;

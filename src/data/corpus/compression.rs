@@ -15,7 +15,7 @@ use super::position::Counted;
 /// Longest magic of a compression.
 const MAGIC: usize = 10;
 /// Bytes read from the file at once.
-const ROOM: usize = 1 << 18;
+const READ_SIZE: usize = 1 << 18;
 /// Magic of Zstandard's skippable frames, whose first byte is 0x50 to 0x5f. LZ4 has the same.
 const SKIPPABLE: &[u8] = &[0x2a, 0x4d, 0x18];
 /// Maximum window of Zstandard that is decoded, the window of `zstd --long=31`.
@@ -88,7 +88,7 @@ impl Source {
         while self.bytes.len() - self.at < count {
             self.bytes.drain(..self.at);
             let old = self.bytes.len();
-            let room = self.bytes.len() + ROOM;
+            let room = self.bytes.len() + READ_SIZE;
             self.at = 0;
             self.bytes.resize(room, 0);
             let read = self.file.read(&mut self.bytes[old..]);
@@ -162,7 +162,7 @@ impl Decoder {
     fn open(compression: Compression, file: Source, place: &str) -> Result<Decoder> {
         Ok(match compression {
             Compression::Gzip => Decoder::Gzip(GzDecoder::new(file)),
-            Compression::Zstandard => Decoder::Zstandard(Box::new(frame(file, place)?)),
+            Compression::Zstandard => Decoder::Zstandard(Box::new(open_frame(file, place)?)),
             Compression::Xz => Decoder::Xz(Box::new(XzReader::new(file, false))),
             Compression::Bzip2 => Decoder::Bzip2(BzDecoder::new(file)),
         })
@@ -172,7 +172,7 @@ impl Decoder {
         match self {
             Decoder::Gzip(decoder) => decoder.read(out),
             Decoder::Zstandard(frame) => match frame.read(out)? {
-                0 if !out.is_empty() => check(&frame.decoder).map(|()| 0),
+                0 if !out.is_empty() => check_checksum(&frame.decoder).map(|()| 0),
                 read => Ok(read),
             },
             Decoder::Xz(decoder) => decoder.read(out),
@@ -190,7 +190,8 @@ impl Decoder {
     }
 }
 
-fn frame(file: Source, place: &str) -> Result<Frame> {
+/// Opens a Zstandard frame.
+fn open_frame(file: Source, place: &str) -> Result<Frame> {
     Frame::new_with_max_window_size(file, WINDOW).map_err(|error| match error {
         FrameDecoderError::DictNotProvided { dict_id } => Error::other(Problems::one(
             place,
@@ -202,7 +203,7 @@ fn frame(file: Source, place: &str) -> Result<Frame> {
 }
 
 /// Fails if a frame has a checksum, and its content another.
-fn check(frame: &FrameDecoder) -> Result<()> {
+fn check_checksum(frame: &FrameDecoder) -> Result<()> {
     let stored = frame.get_checksum_from_data();
     if stored.is_some() && stored != frame.get_calculated_checksum() {
         return Err(Error::new(ErrorKind::InvalidData, "the checksum of a zstd frame is wrong"));
@@ -238,12 +239,13 @@ impl Members {
                     self.decoder = Some(Decoder::open(self.compression, file, &self.place)?);
                     return Ok(true);
                 }
-                _ => return Err(self.other(&file)),
+                _ => return Err(self.mixed_members_error(&file)),
             }
         }
     }
 
-    fn other(&self, file: &Source) -> Error {
+    /// Error: the file continues with bytes of another kind.
+    fn mixed_members_error(&self, file: &Source) -> Error {
         let at = file.file.position.get() - (file.bytes.len() - file.at) as u64;
         let tool = self.compression.tool();
         Error::other(Problems::one(

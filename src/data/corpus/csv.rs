@@ -18,8 +18,8 @@ use base::{Bytes, Count, Problems};
 
 /// Maximum number of columns.
 const COLUMNS: usize = 1 << 20;
-/// Bytes read at least at once.
-const ROOM: usize = 1 << 18;
+/// Minimum number of bytes read at once.
+const READ_SIZE: usize = 1 << 18;
 /// Begins the line of a row that cannot be read: the reason follows.
 const WRONG: u8 = b'!';
 
@@ -63,7 +63,7 @@ impl<R: Read> CsvLines<R> {
         let fields = header.fields.map_err(|what| {
             Problems::one(format!("{place}:{}", unread.len()), what, "repair the file")
         })?;
-        let column = rows.column(&fields, key)?;
+        let column = rows.find_column(&fields, key)?;
         let key = serde_json::to_string(key)?;
         let columns = fields.len();
         Ok(CsvLines { rows, key, column, columns, unread, warned: false })
@@ -87,18 +87,21 @@ impl<R: Read> CsvLines<R> {
             Ok(fields) => {
                 let s = if fields.len() == 1 { "" } else { "s" };
                 let (columns, header) = (fields.len(), self.columns);
-                self.refuse(&format!("the row has {columns} column{s}; the header has {header}"));
+                self.write_problem(&format!(
+                    "the row has {columns} column{s}; the header has {header}"
+                ));
                 self.unread.extend(others);
             }
             Err(what) => {
                 self.unread.extend(others); // the quote is in the last line
-                self.refuse(what);
+                self.write_problem(what);
             }
         }
         Ok(true)
     }
 
-    fn refuse(&mut self, what: &str) {
+    /// Writes the line of a row that cannot be read.
+    fn write_problem(&mut self, what: &str) {
         self.unread.push_back(WRONG);
         self.unread.extend(what.as_bytes());
         self.unread.push_back(b'\n');
@@ -202,15 +205,15 @@ impl<R: Read> Rows<R> {
                     "close a quote that is open, or see whether --format is right",
                 )));
             }
-            self.fill()?;
+            self.read_more()?;
         }
     }
 
     /// Doubles the bytes of an unfinished row.
-    fn fill(&mut self) -> std::io::Result<()> {
+    fn read_more(&mut self) -> std::io::Result<()> {
         self.bytes.drain(..self.at);
         self.at = 0;
-        let room = self.bytes.len().max(ROOM) as u64;
+        let room = self.bytes.len().max(READ_SIZE) as u64;
         let read = self
             .inner
             .by_ref()
@@ -221,7 +224,7 @@ impl<R: Read> Rows<R> {
     }
 
     /// Column with a name. `fields` are the header's.
-    fn column(&self, fields: &[Span], key: &str) -> Result<usize, Problems> {
+    fn find_column(&self, fields: &[Span], key: &str) -> Result<usize, Problems> {
         fields
             .iter()
             .position(|field| *self.text(field) == *key.as_bytes())
@@ -278,9 +281,18 @@ impl Table {
             let opened = at;
             let quoted = self.quotes && bytes.get(at) == Some(&b'"');
             let end = if quoted {
-                match closing_quote(&bytes[opened + 1..], last)? {
+                match find_closing_quote(&bytes[opened + 1..], last)? {
                     Some(closing) => opened + 1 + closing,
-                    None => return wrong_quote(bytes, start, opened, fields.len(), last, OPEN),
+                    None => {
+                        return row_with_wrong_quote(
+                            bytes,
+                            start,
+                            opened,
+                            fields.len(),
+                            last,
+                            OPEN,
+                        );
+                    }
                 }
             } else {
                 let found = bytes[at..]
@@ -294,7 +306,14 @@ impl Table {
             match bytes.get(at) {
                 Some(byte) if *byte == self.delimiter => at += 1,
                 Some(byte) if !self.ends_field(*byte) => {
-                    return wrong_quote(bytes, start, opened, fields.len() - 1, last, FOLLOWED);
+                    return row_with_wrong_quote(
+                        bytes,
+                        start,
+                        opened,
+                        fields.len() - 1,
+                        last,
+                        FOLLOWED,
+                    );
                 }
                 None if !last => return None,
                 Some(b'\r') if at + 1 == bytes.len() && !last => return None,
@@ -335,7 +354,7 @@ impl Table {
 
 /// Place of the quote that closes a field. None if there is none; the outer None if that cannot be
 /// told before more is read.
-fn closing_quote(bytes: &[u8], last: bool) -> Option<Option<usize>> {
+fn find_closing_quote(bytes: &[u8], last: bool) -> Option<Option<usize>> {
     let mut at = 0;
     loop {
         let Some(count) = bytes[at..].iter().position(|byte| *byte == b'"') else {
@@ -354,7 +373,7 @@ const OPEN: &str = "is not closed";
 const FOLLOWED: &str = "is closed before the field's end (within a field a quote is written twice)";
 
 /// Row up to the end of the line in which a quote opens that is wrong.
-fn wrong_quote(
+fn row_with_wrong_quote(
     bytes: &[u8],
     start: usize,
     opened: usize,

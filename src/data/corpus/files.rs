@@ -23,9 +23,9 @@ pub enum Format {
     Paragraphs,
     /// Table with a header and a document per row. Fields may be in quotes.
     Csv,
-    /// The same with tabs, in which quotes are letters.
+    /// Like `Csv`, with tabs; quotes are letters.
     Tsv,
-    /// The same with tabs, in which fields may be in quotes.
+    /// Like `Csv`, with tabs.
     QuotedTsv,
     /// Table with named columns and a document per row.
     Parquet,
@@ -82,11 +82,11 @@ pub fn find(paths: &[PathBuf], selection: &FileSelection) -> Result<CorpusFiles>
         let place = path.display().to_string();
         match std::fs::metadata(path) {
             Ok(about) if about.is_dir() => {
-                if let Some((what, remedy)) = search.top_folder(path, &about)? {
+                if let Some((what, remedy)) = search.add_top_folder(path, &about)? {
                     problems.add(place, what, remedy);
                 }
             }
-            Ok(about) => match input(path, selection.format) {
+            Ok(about) => match input_with_format(path, selection.format) {
                 Some(input) => search.take(input, path, Some(&about)),
                 None => {
                     problems.add(
@@ -142,11 +142,15 @@ impl Search<'_> {
     }
 
     /// Adds the files of a folder that the user names. Returns the problem and remedy if it has none.
-    fn top_folder(&mut self, path: &Path, about: &Metadata) -> Result<Option<(String, String)>> {
+    fn add_top_folder(
+        &mut self,
+        path: &Path,
+        about: &Metadata,
+    ) -> Result<Option<(String, String)>> {
         let first = self.found.inputs.len();
         let notes = self.found.notes.len();
         (self.others, self.cards) = Default::default();
-        self.folder(path, about)?;
+        self.add_folder(path, about)?;
         let cards = std::mem::take(&mut self.cards);
         if self.found.inputs.len() > first {
             self.left_out.extend(cards);
@@ -158,13 +162,13 @@ impl Search<'_> {
         }
         // A folder of nothing else is one of texts with such names.
         for card in cards {
-            self.file(&card, std::fs::metadata(&card));
+            self.add_file(&card, std::fs::metadata(&card));
         }
         let is_empty = self.found.inputs.len() == first && self.found.notes.len() == notes;
-        Ok(is_empty.then(|| self.nothing()))
+        Ok(is_empty.then(|| self.no_files_problem()))
     }
 
-    fn folder(&mut self, folder: &Path, about: &Metadata) -> Result<()> {
+    fn add_folder(&mut self, folder: &Path, about: &Metadata) -> Result<()> {
         if !self.is_new(folder, about) {
             return Ok(());
         }
@@ -179,14 +183,14 @@ impl Search<'_> {
             let about = std::fs::metadata(&path);
             if let Some(about) = about.as_ref().ok().filter(|about| about.is_dir()) {
                 match names::classify_folder(&path) {
-                    Name::Data => self.folder(&path, about)?,
+                    Name::Data => self.add_folder(&path, about)?,
                     _ => self.left_out.push(path),
                 }
-            } else if self.in_folder(&path).is_none() {
-                *self.others.entry(ending(&path)).or_default() += 1;
+            } else if self.wanted_input(&path).is_none() {
+                *self.others.entry(inner_extension(&path)).or_default() += 1;
             } else {
                 match names::classify_file(&path, !self.selection.endings.is_empty()) {
-                    Name::Data => self.file(&path, about),
+                    Name::Data => self.add_file(&path, about),
                     Name::Card => self.cards.push(path),
                     Name::NoData => self.left_out.push(path),
                 }
@@ -196,7 +200,7 @@ impl Search<'_> {
     }
 
     /// Adds a file of a folder.
-    fn file(&mut self, path: &Path, about: std::io::Result<Metadata>) {
+    fn add_file(&mut self, path: &Path, about: std::io::Result<Metadata>) {
         match about {
             Ok(about) if !about.is_file() => {
                 self.found
@@ -205,26 +209,26 @@ impl Search<'_> {
             }
             // A broken link is reported when it is opened.
             about => {
-                if let Some(input) = self.in_folder(path) {
+                if let Some(input) = self.wanted_input(path) {
                     self.take(input, path, about.as_ref().ok());
                 }
             }
         }
     }
 
-    /// File of a folder, if it is wanted.
-    fn in_folder(&self, path: &Path) -> Option<Input> {
+    /// Input for a file of a folder; None if it is not wanted.
+    fn wanted_input(&self, path: &Path) -> Option<Input> {
         let FileSelection { format, endings } = self.selection;
         if endings.is_empty() {
-            let by_name = input(path, None)?;
+            let by_name = input_with_format(path, None)?;
             return Some(Input { format: format.unwrap_or(by_name.format), ..by_name });
         }
-        let wanted = endings.contains(&ending(path));
+        let wanted = endings.contains(&inner_extension(path));
         wanted.then(|| {
-            input(
+            input_with_format(
                 path,
                 Some(format.unwrap_or_else(|| {
-                    input(path, None).map_or(Format::Text, |input| input.format)
+                    input_with_format(path, None).map_or(Format::Text, |input| input.format)
                 })),
             )
         })?
@@ -237,7 +241,7 @@ impl Search<'_> {
     }
 
     /// Problem of a folder without wanted files.
-    fn nothing(&self) -> (String, String) {
+    fn no_files_problem(&self) -> (String, String) {
         let mut most: Vec<(&String, &usize)> = self.others.iter().collect();
         most.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
         let named: Vec<String> = most
@@ -282,7 +286,7 @@ impl Search<'_> {
 }
 
 /// Extension of a file's name, without the extensions of compressions.
-fn ending(path: &Path) -> String {
+fn inner_extension(path: &Path) -> String {
     let name = path
         .file_name()
         .unwrap_or_default()
@@ -296,8 +300,8 @@ fn ending(path: &Path) -> String {
 }
 
 /// File with its format: `wanted`, or else the format that its name gives.
-fn input(path: &Path, wanted: Option<Format>) -> Option<Input> {
-    let ending = ending(path);
+fn input_with_format(path: &Path, wanted: Option<Format>) -> Option<Input> {
+    let ending = inner_extension(path);
     let by_name = match ending.as_str() {
         "csv" => Some(Format::Csv),
         "tsv" => Some(Format::Tsv),

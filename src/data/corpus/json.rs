@@ -31,7 +31,7 @@ impl Invalid {
     }
 
     /// Text in another encoding, or damaged: whether it is UTF-8 up to a byte that is not.
-    pub fn not_utf8(text: &[u8], unit: &str) -> Invalid {
+    pub fn encoding_error(text: &[u8], unit: &str) -> Invalid {
         let good = std::str::from_utf8(text).map_or_else(|error| error.valid_up_to(), str::len);
         let has_c1 = text[good..].iter().any(|byte| (0x80..0xa0).contains(byte));
         let remedy = match () {
@@ -58,17 +58,17 @@ impl<'k> Field<'k> {
     /// `json` writes.
     pub fn text<'l>(&self, line: &'l [u8]) -> Result<Cow<'l, str>, Invalid> {
         let (text, strict) = match self.find(line) {
-            Ok(found) => return found.ok_or_else(|| self.absent(line)),
+            Ok(found) => return found.ok_or_else(|| self.missing_field_error(line)),
             Err(strict) => (FiniteJson::new(line), strict),
         };
         let error = match self.find(&text.text) {
             Ok(Some(found)) => return Ok(found.into_owned().into()),
-            Ok(None) => return Err(self.absent(&text.text)),
+            Ok(None) => return Err(self.missing_field_error(&text.text)),
             Err(error) if text.text != line => error,
             Err(_) => strict,
         };
         if std::str::from_utf8(line).is_err() {
-            return Err(Invalid::not_utf8(line, "line"));
+            return Err(Invalid::encoding_error(line, "line"));
         }
         let column = text.column(1, error.column());
         let what = without_place(&error).replace("null,", "null or NaN,");
@@ -81,7 +81,7 @@ impl<'k> Field<'k> {
         json.end().map(|()| found)
     }
 
-    fn absent(&self, line: &[u8]) -> Invalid {
+    fn missing_field_error(&self, line: &[u8]) -> Invalid {
         let fields: BTreeMap<String, IgnoredAny> = serde_json::from_slice(line).unwrap_or_default();
         let names: Vec<String> = fields
             .keys()

@@ -16,7 +16,7 @@ mod json;
 mod pipeline;
 
 pub use files::{CorpusFiles, FileSelection, Format, Input, find};
-pub use pipeline::{ReadProgress, in_order};
+pub use pipeline::{ReadProgress, process_in_order};
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -38,9 +38,9 @@ pub struct Chunk {
     /// Whole lines of JSON; or text that ends where no tokenizer's pattern joins across.
     pub bytes: Vec<u8>,
     /// Whether the document continues in the next chunk. JSON lines never do.
-    pub continues: bool,
+    pub continues_in_next: bool,
     /// Whether the document started in an earlier chunk.
-    pub continued: bool,
+    pub continues_previous: bool,
     /// Bytes of the file on disk read so far, for progress.
     pub read: u64,
 }
@@ -72,7 +72,7 @@ impl Chunk {
         mut document: impl FnMut(&str) -> Result<()>,
     ) -> Result<u64> {
         if self.format == Format::Text {
-            return self.text(rules, document);
+            return self.pass_text(rules, document);
         }
         let field = Field::new(&rules.key);
         let mut skipped = self.skipped;
@@ -85,7 +85,11 @@ impl Chunk {
             match text {
                 Ok(text) => document(&text)?,
                 Err(_) if rules.skip_invalid => skipped += 1,
-                Err(invalid) => return Err(self.invalid(number, self.not_lines(number, invalid))),
+                Err(invalid) => {
+                    return Err(
+                        self.problem_at(number, self.name_json_not_in_lines(number, invalid))
+                    );
+                }
             }
         }
         Ok(skipped)
@@ -123,8 +127,8 @@ impl Chunk {
             .collect()
     }
 
-    /// Names JSON that is not in lines, instead of what is wrong with its first line.
-    fn not_lines(&self, number: u64, invalid: Invalid) -> Invalid {
+    /// Problem of JSON that is not in lines, in place of the problem of its first line.
+    fn name_json_not_in_lines(&self, number: u64, invalid: Invalid) -> Invalid {
         let before = (number - self.first_line) as usize;
         let rest = self.bytes.splitn(before + 1, |byte| *byte == b'\n').last();
         if self.format != Format::JsonLines || !rest.is_some_and(json::spans_lines) {
@@ -134,7 +138,7 @@ impl Chunk {
         Invalid { what, remedy: "write one object per line: jq -c . FILE > FILE.jsonl" }
     }
 
-    fn text(
+    fn pass_text(
         &self,
         rules: &DocumentRules,
         mut document: impl FnMut(&str) -> Result<()>,
@@ -151,13 +155,13 @@ impl Chunk {
             Err(error) => {
                 let good = &self.bytes[..error.valid_up_to()];
                 let line = good.iter().filter(|byte| **byte == b'\n').count() as u64;
-                let invalid = Invalid::not_utf8(&self.bytes, "text");
-                Err(self.invalid(self.first_line + line, invalid))
+                let invalid = Invalid::encoding_error(&self.bytes, "text");
+                Err(self.problem_at(self.first_line + line, invalid))
             }
         }
     }
 
-    fn invalid(&self, line: u64, Invalid { what, remedy }: Invalid) -> anyhow::Error {
+    fn problem_at(&self, line: u64, Invalid { what, remedy }: Invalid) -> anyhow::Error {
         Problems::one(format!("{}:{line}", self.place), what, remedy).into()
     }
 }
@@ -166,5 +170,5 @@ impl Chunk {
 fn decode_plain(line: &[u8]) -> Result<Cow<'_, str>, Invalid> {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     let text = std::str::from_utf8(line).map(Cow::from);
-    text.map_err(|_| Invalid::not_utf8(line, "line"))
+    text.map_err(|_| Invalid::encoding_error(line, "line"))
 }

@@ -41,7 +41,7 @@ impl Input {
             .read_to_end(&mut head)
             .map_err(failed)?;
         let array = head.trim_ascii_start().starts_with(b"[") && self.format == Format::JsonLines;
-        if let Some((what, remedy)) = not_text(&head).or(array.then_some(ARRAY)) {
+        if let Some((what, remedy)) = find_encoding_problem(&head).or(array.then_some(ARRAY)) {
             return Err(Problems::one(self.place(), what, remedy).into());
         }
         if head.starts_with(BYTE_ORDER_MARK) {
@@ -62,7 +62,7 @@ const ARRAY: (&str, &str) = (
 );
 
 /// Formats that are not text in UTF-8: place and bytes of their magic, name, remedy.
-const OTHERS: [(usize, &[u8], &str, &str); 20] = [
+const NOT_TEXT: [(usize, &[u8], &str, &str); 20] = [
     (0, b"PAR1", "is a Parquet file, not text", "let its name end in .parquet"),
     (0, b"ARROW1", "is an Arrow file, not text", "write it as Parquet, and name that file"),
     (0, b"\xff\xff\xff\xff", "is an Arrow stream, not text", ARROW),
@@ -98,9 +98,9 @@ const UTF_16_BE: &str = "convert it: iconv -f UTF-16BE -t UTF-8 FILE > NEW";
 const ARROW: &str = "in Python: datasets.load_from_disk(FOLDER)[\"train\"].to_parquet(FILE)";
 
 /// Problem and remedy for a file that is not text in UTF-8.
-fn not_text(head: &[u8]) -> Option<(&'static str, &'static str)> {
+fn find_encoding_problem(head: &[u8]) -> Option<(&'static str, &'static str)> {
     let is = |at: usize, magic: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(magic));
-    let found = OTHERS
+    let found = NOT_TEXT
         .iter()
         .find(|(at, magic, ..)| is(*at, magic))
         .map(|(_, _, what, remedy)| (*what, *remedy));

@@ -86,7 +86,7 @@ fn catch_panic<T>(read: impl FnOnce() -> parquet::errors::Result<T>) -> parquet:
     }
 }
 
-fn damaged(place: &str, error: &ParquetError) -> io::Error {
+fn damaged_error(place: &str, error: &ParquetError) -> io::Error {
     io::Error::other(Problems::one(place, format!("cannot be read: {error}"), "download it again"))
 }
 
@@ -135,7 +135,7 @@ impl Lines {
 impl Read for Lines {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         if self.unread.is_empty()
-            && !catch_panic(|| self.next()).map_err(|error| damaged(&self.place, &error))?
+            && !catch_panic(|| self.next()).map_err(|error| damaged_error(&self.place, &error))?
         {
             return Ok(0);
         }

@@ -18,7 +18,7 @@ pub struct ReadProgress {
 
 /// Passes every chunk to `work` on some thread (each with its own `state`), and the results, in
 /// order, to `sink`. Stops at the first error in that order.
-pub fn in_order<S, T: Send>(
+pub fn process_in_order<S, T: Send>(
     options: &ReadOptions<'_>,
     state: impl Fn() -> S + Sync,
     work: impl Fn(&mut S, Chunk) -> Result<T> + Sync,
@@ -51,7 +51,7 @@ fn read(options: &ReadOptions<'_>, mut send: impl FnMut(Result<(Chunk, ReadProgr
     let mut text = 0;
     for input in options.inputs {
         let mut wants_more = true;
-        let cut = chunks::cut(input, options, |chunk| {
+        let cut = chunks::for_each_chunk(input, options, |chunk| {
             text += chunk.bytes.len() as u64;
             let progress = ReadProgress { read: files + chunk.read, text };
             wants_more = send(Ok((chunk, progress)));

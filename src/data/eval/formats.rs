@@ -13,10 +13,11 @@ use std::path::Path;
 
 /// Question as text. The prompt is `question`; each answer follows after a space.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Text {
+pub struct QuestionText {
     pub question: String,
     /// One answer alone (LAMBADA) is scored by its perplexity.
     pub answers: Vec<String>,
+    /// Index of the right answer.
     pub right: usize,
     /// MMLU's subject: examples are the first ones of the same subject.
     pub subject: Option<String>,
@@ -25,37 +26,42 @@ pub struct Text {
 /// Format of a line.
 struct Format {
     name: &'static str,
-    /// Keys that only this format has, and the others.
-    marks: &'static [&'static str],
-    others: &'static str,
-    read: fn(&Value) -> Result<Text, Wrong>,
+    /// Keys that only this format has, and its other keys.
+    own_keys: &'static [&'static str],
+    other_keys: &'static str,
+    read: fn(&Value) -> Result<QuestionText, Wrong>,
 }
 
 impl Format {
     fn keys(&self) -> String {
-        let others = self.others.split_terminator(", ");
-        let keys: Vec<&str> = self.marks.iter().copied().chain(others).collect();
+        let others = self.other_keys.split_terminator(", ");
+        let keys: Vec<&str> = self.own_keys.iter().copied().chain(others).collect();
         format!("{} with {}", self.name, keys.join(", "))
     }
 }
 
-/// The first format whose marks a line has is its own.
+/// Formats in the order in which a line is compared with their own keys.
 const FORMATS: [Format; 6] = [
-    Format { name: "HellaSwag", marks: &["endings"], others: "ctx, label", read: hellaswag },
-    Format { name: "MMLU", marks: &["choices", "answer"], others: "question, subject", read: mmlu },
-    Format { name: "ARC", marks: &["choices"], others: "question, answerKey", read: arc },
-    Format { name: "PIQA", marks: &["goal"], others: "sol1, sol2, label", read: piqa },
+    Format { name: "HellaSwag", own_keys: &["endings"], other_keys: "ctx, label", read: hellaswag },
+    Format {
+        name: "MMLU",
+        own_keys: &["choices", "answer"],
+        other_keys: "question, subject",
+        read: mmlu,
+    },
+    Format { name: "ARC", own_keys: &["choices"], other_keys: "question, answerKey", read: arc },
+    Format { name: "PIQA", own_keys: &["goal"], other_keys: "sol1, sol2, label", read: piqa },
     Format {
         name: "SciQ",
-        marks: &["correct_answer"],
-        others: "support, question, distractor1, distractor2, distractor3",
+        own_keys: &["correct_answer"],
+        other_keys: "support, question, distractor1, distractor2, distractor3",
         read: sciq,
     },
-    Format { name: "LAMBADA", marks: &["text"], others: "", read: lambada },
+    Format { name: "LAMBADA", own_keys: &["text"], other_keys: "", read: lambada },
 ];
 
 /// Names of the formats, and their keys.
-pub fn formats() -> String {
+pub fn list_formats() -> String {
     let all: Vec<String> = FORMATS.iter().map(Format::keys).collect();
     format!("write one JSON object per line, as {}", all.join("; "))
 }
@@ -67,14 +73,14 @@ pub fn wrong(what: impl Into<String>, remedy: impl Into<String>) -> Wrong {
     (what.into(), remedy.into())
 }
 
-/// Bytes of a file of questions.
+/// Reads a file of questions.
 pub fn read_lines(path: &Path) -> Result<Vec<u8>> {
     let place = path.display().to_string();
     if !path.exists() {
         return Err(Problems::one(
             place,
             "there is no such file",
-            format!("a task is a file: {}", formats()),
+            format!("a task is a file: {}", list_formats()),
         )
         .into());
     }
@@ -82,19 +88,19 @@ pub fn read_lines(path: &Path) -> Result<Vec<u8>> {
         .map_err(|error| WrongInput::reading(error, format!("cannot read {place}")))
 }
 
-impl Text {
+impl QuestionText {
     /// Parses a line in the format that its keys indicate.
-    pub fn parse(line: &[u8]) -> Result<Text, Wrong> {
+    pub fn parse(line: &[u8]) -> Result<QuestionText, Wrong> {
         let read = base::json::from_python::<Row>(line);
-        let Row(row) = read.map_err(|error| wrong(format!("not JSON: {error}"), formats()))?;
+        let Row(row) = read.map_err(|error| wrong(format!("not JSON: {error}"), list_formats()))?;
         let row = Value::Object(row.into_iter().collect());
         let format = FORMATS
             .iter()
-            .find(|format| format.marks.iter().all(|key| row.get(key).is_some()))
-            .ok_or_else(|| wrong("has the keys of no known format", formats()))?;
+            .find(|format| format.own_keys.iter().all(|key| row.get(key).is_some()))
+            .ok_or_else(|| wrong("has the keys of no known format", list_formats()))?;
         let text = (format.read)(&row)
             .map_err(|(what, _)| wrong(what, format!("write {}", format.keys())))?;
-        let Text { answers, right, .. } = &text;
+        let QuestionText { answers, right, .. } = &text;
         if *right >= answers.len() {
             return Err(wrong(
                 format!("the right answer is number {right} of {}", answers.len()),
@@ -107,11 +113,11 @@ impl Text {
         }
     }
 
-    fn new(question: String, answers: Vec<String>, right: usize) -> Text {
-        Text { question, answers, right, subject: None }
+    fn new(question: String, answers: Vec<String>, right: usize) -> QuestionText {
+        QuestionText { question, answers, right, subject: None }
     }
 
-    /// Text before all examples.
+    /// QuestionText before all examples.
     pub fn description(&self) -> String {
         self.subject.as_ref().map_or(String::new(), |subject| {
             let subject = subject.replace('_', " ");
@@ -130,7 +136,7 @@ impl Text {
 }
 
 /// With activity_label, ctx_a and ctx_b as published; otherwise with ctx alone.
-fn hellaswag(row: &Value) -> Result<Text, Wrong> {
+fn hellaswag(row: &Value) -> Result<QuestionText, Wrong> {
     let parts = ["activity_label", "ctx_a", "ctx_b"].map(|key| row[key].as_str());
     let question = match parts {
         [Some(activity), Some(a), Some(b)] => format!("{activity}: {a} {}", capitalise(b)),
@@ -138,33 +144,33 @@ fn hellaswag(row: &Value) -> Result<Text, Wrong> {
     };
     let answers = strings(&row["endings"], "endings")?
         .into_iter()
-        .map(without_marks)
+        .map(strip_markup)
         .collect();
-    Ok(Text::new(without_marks(&question), answers, number(row, "label")?))
+    Ok(QuestionText::new(strip_markup(&question), answers, number(row, "label")?))
 }
 
-fn arc(row: &Value) -> Result<Text, Wrong> {
+fn arc(row: &Value) -> Result<QuestionText, Wrong> {
     let question = format!("Question: {}\nAnswer:", string(row, "question")?);
     let answers = strings(&row["choices"]["text"], "choices.text")?;
     let labels = strings(&row["choices"]["label"], "choices.label")?;
     let key = string(row, "answerKey")?;
     let right = labels.iter().position(|label| *label == key);
     let answers = answers.into_iter().map(str::to_string).collect();
-    Ok(Text::new(
+    Ok(QuestionText::new(
         question,
         answers,
         right.ok_or_else(|| wrong(format!("answerKey {key:?} is not in choices.label"), ""))?,
     ))
 }
 
-fn piqa(row: &Value) -> Result<Text, Wrong> {
+fn piqa(row: &Value) -> Result<QuestionText, Wrong> {
     let question = format!("Question: {}\nAnswer:", string(row, "goal")?);
     let answers = ["sol1", "sol2"].map(|key| string(row, key).map(str::to_string));
     let [first, second] = answers;
-    Ok(Text::new(question, vec![first?, second?], number(row, "label")?))
+    Ok(QuestionText::new(question, vec![first?, second?], number(row, "label")?))
 }
 
-fn mmlu(row: &Value) -> Result<Text, Wrong> {
+fn mmlu(row: &Value) -> Result<QuestionText, Wrong> {
     let choices = strings(&row["choices"], "choices")?;
     const LETTERS: [&str; 4] = ["A", "B", "C", "D"];
     if choices.len() != LETTERS.len() {
@@ -180,25 +186,25 @@ fn mmlu(row: &Value) -> Result<Text, Wrong> {
     }
     let answers = LETTERS.map(str::to_string).to_vec();
     let subject = row["subject"].as_str().map(str::to_string);
-    Ok(Text { subject, ..Text::new(question + "\nAnswer:", answers, right) })
+    Ok(QuestionText { subject, ..QuestionText::new(question + "\nAnswer:", answers, right) })
 }
 
-fn sciq(row: &Value) -> Result<Text, Wrong> {
+fn sciq(row: &Value) -> Result<QuestionText, Wrong> {
     let support = string(row, "support")?.trim_start();
     let asked = string(row, "question")?;
     let keys = ["distractor1", "distractor2", "distractor3", "correct_answer"];
     let answers = keys.iter().map(|key| string(row, key).map(str::to_string));
     let question = format!("{support}\nQuestion: {asked}\nAnswer:");
-    Ok(Text::new(question, answers.collect::<Result<_, _>>()?, 3))
+    Ok(QuestionText::new(question, answers.collect::<Result<_, _>>()?, 3))
 }
 
 /// The last word of a passage follows from the words before it.
-fn lambada(row: &Value) -> Result<Text, Wrong> {
+fn lambada(row: &Value) -> Result<QuestionText, Wrong> {
     let text = string(row, "text")?;
     let (question, word) = text
         .rsplit_once(' ')
         .ok_or_else(|| wrong("text has no word after a space", ""))?;
-    Ok(Text::new(question.to_string(), vec![word.to_string()], 0))
+    Ok(QuestionText::new(question.to_string(), vec![word.to_string()], 0))
 }
 
 /// Fields of the formats that are read.
@@ -287,7 +293,7 @@ fn capitalise(text: &str) -> String {
 }
 
 /// HellaSwag's text without remaining WikiHow markup, cleaned as in the harness.
-fn without_marks(text: &str) -> String {
+fn strip_markup(text: &str) -> String {
     let text = text.trim().replace(" [title]", ". ");
     let mut clean = String::new();
     let mut rest = text.as_str();
@@ -311,9 +317,9 @@ fn without_marks(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn text(question: &str, answers: &[&str], right: usize) -> Text {
+    fn text(question: &str, answers: &[&str], right: usize) -> QuestionText {
         let answers = answers.iter().map(|answer| answer.to_string()).collect();
-        Text::new(question.into(), answers, right)
+        QuestionText::new(question.into(), answers, right)
     }
 
     /// Python writes numbers that are not finite; JavaScript cuts strings within a character.
@@ -322,17 +328,18 @@ mod tests {
         let line = r#"{"score": NaN, "goal": "Sit", "meta": {"p": [1, -Infinity, 1e999]},
             "cut": "\ud83d", "sol1": "on", "sol2": "under", "label": 1, "last": Infinity}"#;
         let piqa = text("Question: Sit\nAnswer:", &["on", "under"], 1);
-        assert_eq!(Text::parse(line.as_bytes()).unwrap(), piqa);
-        let (what, _) = Text::parse(br#"{"goal": NaN, "sol1": "a", "label": 0}"#).unwrap_err();
+        assert_eq!(QuestionText::parse(line.as_bytes()).unwrap(), piqa);
+        let (what, _) =
+            QuestionText::parse(br#"{"goal": NaN, "sol1": "a", "label": 0}"#).unwrap_err();
         assert_eq!(what, "goal is null, not text");
-        let (what, _) = Text::parse(b"[1]").unwrap_err();
+        let (what, _) = QuestionText::parse(b"[1]").unwrap_err();
         assert!(what.contains("expected a JSON object"), "{what}");
     }
 
     /// Expected texts from lm-evaluation-harness.
     #[test]
     fn lines_become_the_prompts_of_the_harness() {
-        let parse = |line: &str| Text::parse(line.as_bytes()).unwrap();
+        let parse = |line: &str| QuestionText::parse(line.as_bytes()).unwrap();
         let hellaswag = r#"{"activity_label": "Roof", "ctx_a": "A man sits.", "ctx_b": "he Then",
             "ctx": "unused", "endings": ["runs [step] off.", "[header] Naps [title] now"],
             "label": "1"}"#;

@@ -30,8 +30,8 @@ pub trait Samples: Sync {
     fn values(&self, number: u64, losses: &[f32]) -> Vec<f64>;
 }
 
-/// Writes positions `from .. from + targets` of a sample, which see only each other. `tokens` has
-/// one more entry than the targets. The last `scored` targets count.
+/// Writes a sequence into a sample from position `from` on; its positions see only each other. The last
+/// token is only a target. The last `scored` targets have the weight 1.
 fn write_sequence(
     sample: &mut Sample<'_>,
     from: usize,

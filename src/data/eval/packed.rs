@@ -6,7 +6,7 @@ use crate::batch::Sample;
 use anyhow::Result;
 use std::ops::Range;
 
-/// Tokens whose last ones are scored.
+/// Tokens, the last of which are scored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sequence {
     /// At least two tokens.
@@ -51,7 +51,7 @@ impl Packed {
     }
 
     /// Sequences of a sample, each with its first position.
-    fn places(&self, number: u64) -> impl Iterator<Item = (usize, &Sequence)> {
+    fn sequences_of_sample(&self, number: u64) -> impl Iterator<Item = (usize, &Sequence)> {
         let mut at = 0;
         self.sequences[self.samples[number as usize].clone()]
             .iter()
@@ -70,7 +70,7 @@ impl Samples for Packed {
 
     fn fill(&self, number: u64, sample: &mut Sample<'_>) -> Result<()> {
         let mut end = 0;
-        for (from, sequence) in self.places(number) {
+        for (from, sequence) in self.sequences_of_sample(number) {
             let tokens = sequence.tokens.iter().map(|id| *id as i32);
             write_sequence(sample, from, tokens, sequence.scored);
             end = from + sequence.len();
@@ -81,7 +81,7 @@ impl Samples for Packed {
 
     /// Sum of losses of each sequence.
     fn values(&self, number: u64, losses: &[f32]) -> Vec<f64> {
-        self.places(number)
+        self.sequences_of_sample(number)
             .map(|(from, sequence)| {
                 let end = from + sequence.len();
                 losses[end - sequence.scored..end]
@@ -99,7 +99,7 @@ mod tests {
     use crate::Batch;
 
     #[test]
-    fn sequences_lie_side_by_side_and_see_themselves_alone() {
+    fn packed_sequences_see_only_themselves() {
         let sequence = |tokens: &[u32], scored| Sequence { tokens: tokens.to_vec(), scored };
         let all = vec![sequence(&[1, 2, 3], 1), sequence(&[4, 5], 1), sequence(&[6, 7, 8, 9], 2)];
         let packed = Packed::new(all, 5);

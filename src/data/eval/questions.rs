@@ -1,10 +1,10 @@
 //! Multiple-choice questions in JSON lines, in the formats of `formats`, after examples (`shots`) or none.
 //!
-//! Prompts, tokens and scores are those of EleutherAI's lm-evaluation-harness. The score of an answer is the sum of log p over
-//! its own tokens, after the question. `acc` is the fraction of questions whose right answer scores
-//! highest; `acc_norm` first divides by the answer's length in characters.
+//! Prompts, tokens and scores are those of EleutherAI's lm-evaluation-harness. The score of an answer is
+//! the sum of log p of its tokens, given the question. `acc` is the fraction of questions whose right
+//! answer has the highest score; `acc_norm` first divides by the answer's length in characters.
 
-use super::formats::{Text, Wrong, read_lines, wrong};
+use super::formats::{QuestionText, Wrong, read_lines, wrong};
 use super::packed::{Packed, Sequence};
 use super::shots::Shots;
 use crate::tokenizer::{Encoder, Tokenizer};
@@ -26,6 +26,7 @@ pub struct Task {
 
 #[derive(Debug)]
 struct Question {
+    /// Index of the right answer.
     right: usize,
     /// Length of each answer in characters.
     lengths: Vec<usize>,
@@ -90,9 +91,9 @@ impl Task {
             .enumerate()
             .filter(|(_, line)| !line.trim_ascii().is_empty());
         for (i, line) in lines.take(limit.unwrap_or(usize::MAX)) {
-            let text = Text::parse(line).map(|mut text| {
+            let text = QuestionText::parse(line).map(|mut text| {
                 let before = match &mut shots {
-                    Some(shots) => shots.before(&text),
+                    Some(shots) => shots.text_before(&text),
                     None => text.description(),
                 };
                 text.question.insert_str(0, &before);
@@ -129,8 +130,8 @@ impl Task {
                 .zip(lengths)
                 .map(|(loss, length)| loss / *length as f64)
                 .collect();
-            plain += u64::from(lowest(losses) == Some(*right));
-            by_length += u64::from(lowest(&normed) == Some(*right));
+            plain += u64::from(first_minimum(losses) == Some(*right));
+            by_length += u64::from(first_minimum(&normed) == Some(*right));
         }
         let questions = self.questions.len() as u64;
         let is_perplexity = self.questions.iter().all(|one| one.lengths.len() == 1);
@@ -144,7 +145,7 @@ impl Task {
 }
 
 /// Index of the first minimum; None if a loss is NaN.
-fn lowest(losses: &[f64]) -> Option<usize> {
+fn first_minimum(losses: &[f64]) -> Option<usize> {
     let least = losses.iter().copied().fold(f64::INFINITY, f64::min);
     let has_nan = losses.iter().any(|loss| loss.is_nan());
     losses
@@ -156,13 +157,13 @@ fn lowest(losses: &[f64]) -> Option<usize> {
 impl QuestionEncoder<'_> {
     fn encode(
         &self,
-        text: Text,
+        text: QuestionText,
         encoder: &mut Encoder,
     ) -> Result<(Question, Vec<Sequence>), Wrong> {
         let sequences = text
             .answers
             .iter()
-            .map(|answer| self.sequence(encoder, &text.question, answer))
+            .map(|answer| self.encode_answer(encoder, &text.question, answer))
             .collect::<Result<_, _>>()?;
         let lengths = text
             .answers
@@ -176,7 +177,7 @@ impl QuestionEncoder<'_> {
     /// together that follow the number of tokens of the question alone. Spaces at the end of the
     /// question belong to the answer. Tokens that the template puts after a text are left out: an answer
     /// continues the question, and an end is not a part of it.
-    fn sequence(
+    fn encode_answer(
         &self,
         encoder: &mut Encoder,
         question: &str,
@@ -237,8 +238,9 @@ mod tests {
         let sequence = |add_bos_token, question: &str| {
             let eod = None;
             let tokenizer = &tokenizer;
-            let how = QuestionEncoder { tokenizer, eod, add_bos_token, seq_len, vocab };
-            how.sequence(&mut Encoder::small(tokenizer), question, "the house")
+            let encoder = QuestionEncoder { tokenizer, eod, add_bos_token, seq_len, vocab };
+            encoder
+                .encode_answer(&mut Encoder::small(tokenizer), question, "the house")
                 .unwrap()
         };
         let ids = tokenizer.encode("the cat the house");

@@ -2,7 +2,7 @@
 //! `random.Random(1234).sample`, once for each question in the file's order; for MMLU the first ones of the
 //! question's subject. From the task's own file, one more is drawn, and the question itself is left out.
 
-use super::formats::{Text, read_lines};
+use super::formats::{QuestionText, read_lines};
 use crate::random::RandomState;
 use anyhow::Result;
 use base::Problems;
@@ -15,9 +15,9 @@ const SEED: u32 = 1234;
 /// Examples, and the generator that chooses among them.
 pub struct Shots {
     count: usize,
-    examples: Vec<Text>,
-    /// Whether the examples are the questions themselves.
-    own: bool,
+    examples: Vec<QuestionText>,
+    /// Whether the examples are the task's own questions.
+    is_own_file: bool,
     random: RandomState,
 }
 
@@ -34,7 +34,7 @@ impl Shots {
             if line.trim_ascii().is_empty() {
                 continue;
             }
-            match Text::parse(line) {
+            match QuestionText::parse(line) {
                 Ok(text) => examples.push(text),
                 Err((what, remedy)) if problems.list.len() < 20 => {
                     problems.add(format!("{place}:{}", i + 1), what, remedy);
@@ -53,13 +53,13 @@ impl Shots {
             .into());
         }
         let random = RandomState::from_key(&[SEED]);
-        Ok(Shots { count, examples, own: from.is_none(), random })
+        Ok(Shots { count, examples, is_own_file: from.is_none(), random })
     }
 
-    /// Text before a question: its description and the examples. Call it for every question in order.
-    pub fn before(&mut self, question: &Text) -> String {
-        let drawn = self.count + usize::from(self.own);
-        let chosen: Vec<&Text> = if question.subject.is_some() {
+    /// QuestionText before a question: its description and the examples. Call it for every question in order.
+    pub fn text_before(&mut self, question: &QuestionText) -> String {
+        let drawn = self.count + usize::from(self.is_own_file);
+        let chosen: Vec<&QuestionText> = if question.subject.is_some() {
             self.examples
                 .iter()
                 .filter(|example| example.subject == question.subject)
@@ -74,8 +74,8 @@ impl Shots {
         };
         let others = chosen
             .into_iter()
-            .filter(|example| !self.own || *example != question);
-        let examples = others.take(self.count).map(Text::example);
+            .filter(|example| !self.is_own_file || *example != question);
+        let examples = others.take(self.count).map(QuestionText::example);
         question.description() + &examples.collect::<String>()
     }
 }
@@ -91,7 +91,7 @@ fn sample(random: &mut RandomState, n: usize, k: usize) -> Vec<usize> {
         let mut pool: Vec<usize> = (0..n).collect();
         return (0..k)
             .map(&mut |i: usize| {
-                let j = below(random, n - i);
+                let j = draw_below(random, n - i);
                 let chosen = pool[j];
                 pool[j] = pool[n - i - 1];
                 chosen
@@ -101,7 +101,7 @@ fn sample(random: &mut RandomState, n: usize, k: usize) -> Vec<usize> {
     let mut seen = BTreeSet::new();
     let mut chosen = Vec::new();
     while chosen.len() < k {
-        let j = below(random, n);
+        let j = draw_below(random, n);
         if seen.insert(j) {
             chosen.push(j);
         }
@@ -110,7 +110,7 @@ fn sample(random: &mut RandomState, n: usize, k: usize) -> Vec<usize> {
 }
 
 /// Python's `random.randrange(n)`: the bits that n has, until they are below it.
-fn below(random: &mut RandomState, n: usize) -> usize {
+fn draw_below(random: &mut RandomState, n: usize) -> usize {
     let bits = usize::BITS - n.leading_zeros();
     loop {
         let word = (random.word() >> (32 - bits)) as usize;

@@ -26,31 +26,31 @@ impl Tokens {
     /// Opens the dataset PREFIX.bin and PREFIX.idx, or tokenizes a file of UTF-8 text.
     pub fn open(path: &Path, tokenizer: Option<&Tokenizer>) -> Result<Tokens> {
         let place = || path.display().to_string();
-        let user = |what: &str, remedy: String| Err(Problems::one(place(), what, remedy).into());
+        let refuse = |what: &str, remedy: String| Err(Problems::one(place(), what, remedy).into());
         if !path.is_file() {
             if index_path(path).exists() {
                 return Ok(Tokens::Dataset(Indexed::open(path)?));
             }
             let remedy = "give a file of text, or PREFIX of PREFIX.bin and PREFIX.idx";
-            return user("there is no such file or dataset", remedy.into());
+            return refuse("there is no such file or dataset", remedy.into());
         }
         let ending = path
             .extension()
             .and_then(|ending| ending.to_str())
             .unwrap_or_default();
         if matches!(ending, "bin" | "idx") {
-            return user(
+            return refuse(
                 "this is one of a dataset's two files",
                 format!("write {}", path.with_extension("").display()),
             );
         }
         if BINARY_ENDINGS.contains(&ending) {
             let remedy = "make a dataset of it: gptrain data build".to_string();
-            return user(&format!("a .{ending} file is not plain text"), remedy);
+            return refuse(&format!("a .{ending} file is not plain text"), remedy);
         }
         let Some(tokenizer) = tokenizer else {
             let remedy = "pass --tokenizer tokenizer.json".to_string();
-            return user("the model names no tokenizer for text", remedy);
+            return refuse("the model names no tokenizer for text", remedy);
         };
         let file = input::read_named(path, input::LARGE)
             .with_context(|| format!("cannot read {}", place()))?;
@@ -78,7 +78,7 @@ impl Tokens {
 
     fn read(&self, first: u64, out: &mut [i32]) -> Result<()> {
         match self {
-            Tokens::Dataset(dataset) => dataset.tokens_from(first, out),
+            Tokens::Dataset(dataset) => dataset.read_across(first, out),
             Tokens::Text { ids, .. } => {
                 let ids = &ids[first as usize..first as usize + out.len()];
                 out.iter_mut()
@@ -125,7 +125,7 @@ impl Windows {
     }
 
     /// Number of scored tokens.
-    pub fn scored(&self) -> u64 {
+    pub fn scored_tokens(&self) -> u64 {
         let most = self
             .limit
             .map_or(u64::MAX, |limit| limit.saturating_mul(self.seq_len as u64));
@@ -134,18 +134,18 @@ impl Windows {
 
     /// Whether the limit leaves out a part of the stream.
     pub fn is_cut(&self) -> bool {
-        self.scored() < self.tokens.count() - 1
+        self.scored_tokens() < self.tokens.count() - 1
     }
 
     /// Number of targets of a window.
     fn targets(&self, number: u64) -> usize {
-        (self.scored() - number * self.seq_len as u64).min(self.seq_len as u64) as usize
+        (self.scored_tokens() - number * self.seq_len as u64).min(self.seq_len as u64) as usize
     }
 }
 
 impl Samples for Windows {
     fn count(&self) -> u64 {
-        self.scored().div_ceil(self.seq_len as u64)
+        self.scored_tokens().div_ceil(self.seq_len as u64)
     }
 
     fn fill(&self, number: u64, sample: &mut Sample<'_>) -> Result<()> {

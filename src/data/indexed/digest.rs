@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pieces_of_a_large_file_are_the_seeds() {
+    fn the_seed_selects_the_pieces_of_a_large_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("d.bin");
         let bytes: Vec<u8> = (0..20u32 << 20)

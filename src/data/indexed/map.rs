@@ -25,7 +25,7 @@ pub struct Mapped {
 /// Access pattern of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Sequential, soon.
+    /// The whole file, from its start to its end, soon.
     Whole,
     /// Random: the kernel should not read ahead.
     Scattered,
@@ -97,18 +97,18 @@ impl Mapped {
             }
             let path = self.path.display();
             let len = self.len();
-            bail!("{path} has {len} bytes, bytes {offset} + {} were asked for", out.len());
+            bail!("{path} has {len} bytes; {} from byte {offset} on cannot be read", out.len());
         };
         // SAFETY: `offset + out.len() <= map.len()` (above), and `out` is not part of the mapping, to
         // which there is no reference. A page that has gone becomes zeros (`on_bus_error`).
         unsafe {
             std::ptr::copy_nonoverlapping(map.as_ptr().add(offset), out.as_mut_ptr(), out.len())
         };
-        self.intact()
+        self.check_intact()
     }
 
     /// Fails if the file has shrunk or could not be read since it was opened.
-    pub fn intact(&self) -> Result<()> {
+    pub fn check_intact(&self) -> Result<()> {
         if !self.region.broken.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -145,7 +145,7 @@ static REGIONS: AtomicPtr<Region> = AtomicPtr::new(std::ptr::null_mut());
 
 impl Region {
     fn claim(start: usize, length: usize) -> &'static Region {
-        let region = Region::unused().unwrap_or_else(Region::append);
+        let region = Region::find_unused().unwrap_or_else(Region::append);
         region.broken.store(false, Ordering::Release);
         region.start.store(start, Ordering::Release);
         region.end.store(start + length, Ordering::Release);
@@ -167,7 +167,7 @@ impl Region {
         self.taken.store(false, Ordering::Release);
     }
 
-    fn unused() -> Option<&'static Region> {
+    fn find_unused() -> Option<&'static Region> {
         Region::find(|region| (!region.taken.swap(true, Ordering::AcqRel)).then_some(region))
     }
 

@@ -7,7 +7,7 @@ use super::{index_path, tokens_path};
 use base::Problems;
 
 /// Problem of a missing dataset; lists the datasets next to it or in it.
-pub fn missing(prefix: &Path, path: &Path) -> Problems {
+pub fn missing_dataset(prefix: &Path, path: &Path) -> Problems {
     let folder = match prefix.parent() {
         _ if prefix.is_dir() => prefix,
         Some(parent) if parent != Path::new("") => parent,

@@ -1,12 +1,14 @@
 //! Megatron's indexed datasets: `PREFIX.bin`, a bare stream of tokens, and `PREFIX.idx`, the
 //! position of each sequence in it. Little-endian, the arrays unaligned:
 //!
-//! ```text MMIDIDX\0\0 · version u64 = 1 · dtype u8 · S u64 · D u64 · lengths i32[S] · offsets
-//! i64[S] · documents i64[D] · modes i8[S], only in multimodal datasets ```
+//! ```text
+//! MMIDIDX\0\0 · version u64 = 1 · dtype u8 · S u64 · D u64
+//! lengths i32[S] · offsets i64[S] · documents i64[D] · modes i8[S] (only in multimodal datasets)
+//! ```
 //!
 //! S sequences; D − 1 documents, document d being the sequences `documents[d] .. documents[d + 1]`.
 //!
-//! Does not know samples, nor what a token means.
+//! Independent of samples, and of the meaning of a token.
 
 pub mod digest;
 mod missing;
@@ -92,21 +94,21 @@ impl fmt::Display for TokenType {
 
 /// Path `PREFIX.idx`. A prefix may contain dots, so the ending is appended.
 pub fn index_path(prefix: &Path) -> PathBuf {
-    with_ending(prefix, ".idx")
+    append_ending(prefix, ".idx")
 }
 
 /// Path `PREFIX.bin`.
 pub fn tokens_path(prefix: &Path) -> PathBuf {
-    with_ending(prefix, ".bin")
+    append_ending(prefix, ".bin")
 }
 
 /// Path `PREFIX.tokenizer`, of the tokenizer's record.
 pub fn record_path(prefix: &Path) -> PathBuf {
-    with_ending(prefix, ".tokenizer")
+    append_ending(prefix, ".tokenizer")
 }
 
 /// A path with an ending appended: a prefix may contain dots.
-fn with_ending(prefix: &Path, ending: &str) -> PathBuf {
+fn append_ending(prefix: &Path, ending: &str) -> PathBuf {
     let mut path = prefix.as_os_str().to_owned();
     path.push(ending);
     path.into()

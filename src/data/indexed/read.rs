@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::map::{Access, Mapped};
-use super::missing::missing;
+use super::missing::missing_dataset;
 use super::{HEADER, MAGIC, TokenType, index_path, tokens_path};
 use base::{Count, Problems};
 
@@ -44,18 +44,18 @@ impl Indexed {
         let path = index_path(prefix);
         for path in [&path, &tokens_path(prefix)] {
             if !path.exists() {
-                return Err(missing(prefix, path).into());
+                return Err(missing_dataset(prefix, path).into());
             }
         }
         let index = Mapped::open(&path, Access::Whole)?;
         let tokens = Mapped::open(&tokens_path(prefix), Access::Scattered)?;
         let check = Check { path: &path, index: &index };
-        let header = check.header()?;
+        let header = check.read_header()?;
         let mut hash = Xxh3Default::new();
-        let (lengths, starts, total) = check.sequences(&header, &tokens, &mut hash)?;
-        let documents = check.documents(&header, &mut hash)?;
-        let modes = check.modes(&header)?;
-        index.intact()?;
+        let (lengths, starts, total) = check.read_sequences(&header, &tokens, &mut hash)?;
+        let documents = check.read_documents(&header, &mut hash)?;
+        let modes = check.read_modes(&header)?;
+        index.check_intact()?;
         let token_type = header.token_type;
         let prefix = prefix.into();
         let identity = hash.digest();
@@ -133,27 +133,27 @@ impl Indexed {
         let within = offset as u64 + out.len() as u64 <= self.lengths[sequence] as u64;
         assert!(within, "a read past the end of sequence {sequence}");
         let at = (self.start(sequence) + offset as u64) as usize * self.token_type.size();
-        self.copy(at, out)
+        self.read_tokens(at, out)
             .with_context(|| format!("sequence {sequence}"))
     }
 
     /// Reads tokens from number `first` of the whole dataset on, across sequences.
-    pub fn tokens_from(&self, first: u64, out: &mut [i32]) -> Result<()> {
+    pub fn read_across(&self, first: u64, out: &mut [i32]) -> Result<()> {
         let last = first + out.len() as u64;
         assert!(last <= self.total, "a read of token {last} of {}", self.total);
-        self.copy(first as usize * self.token_type.size(), out)
+        self.read_tokens(first as usize * self.token_type.size(), out)
     }
 
     /// Highest id and its sequence; reads everything. `progress` receives the number of tokens
     /// read.
-    pub fn highest(&self, mut progress: impl FnMut(u64)) -> Result<Option<(u64, usize)>> {
+    pub fn find_highest_id(&self, mut progress: impl FnMut(u64)) -> Result<Option<(u64, usize)>> {
         let mut highest: Option<(i32, u64)> = None;
         let mut buffer = vec![0; 1 << 18];
         let mut at = 0;
         while at < self.tokens() {
             let count = (self.tokens() - at).min(buffer.len() as u64) as usize;
             let some = &mut buffer[..count];
-            self.copy(at as usize * self.token_type.size(), some)?;
+            self.read_tokens(at as usize * self.token_type.size(), some)?;
             let mut low = i32::MAX;
             let mut high = i32::MIN;
             for token in &*some {
@@ -175,11 +175,11 @@ impl Indexed {
             at += count as u64;
             progress(at);
         }
-        Ok(highest.map(|(id, at)| (id as u64, self.sequence_of(at))))
+        Ok(highest.map(|(id, at)| (id as u64, self.find_sequence(at))))
     }
 
     /// Sequence of a token.
-    fn sequence_of(&self, token: u64) -> usize {
+    fn find_sequence(&self, token: u64) -> usize {
         let block = self.starts.partition_point(|start| *start <= token) - 1;
         let mut end = self.starts[block];
         let lengths = self.lengths[block * BLOCK..].iter();
@@ -191,7 +191,7 @@ impl Indexed {
     }
 
     /// Raw bytes of the token file.
-    pub(super) fn raw(&self, at: usize, out: &mut [u8]) -> Result<()> {
+    pub(super) fn read_raw(&self, at: usize, out: &mut [u8]) -> Result<()> {
         self.tokens.copy(at, out)
     }
 
@@ -203,19 +203,19 @@ impl Indexed {
     }
 
     /// Reads tokens from byte `at` on, widened to i32.
-    fn copy(&self, at: usize, out: &mut [i32]) -> Result<()> {
+    fn read_tokens(&self, at: usize, out: &mut [i32]) -> Result<()> {
         match self.token_type {
-            TokenType::U8 => self.widen(at, out, |b: [u8; 1]| b[0] as i64),
-            TokenType::I8 => self.widen(at, out, |b: [u8; 1]| b[0] as i8 as i64),
-            TokenType::I16 => self.widen(at, out, |b| i16::from_le_bytes(b) as i64),
-            TokenType::U16 => self.widen(at, out, |b| u16::from_le_bytes(b) as i64),
-            TokenType::I32 => self.widen(at, out, |b| i32::from_le_bytes(b) as i64),
-            TokenType::I64 => self.widen(at, out, i64::from_le_bytes),
+            TokenType::U8 => self.read_widened(at, out, |b: [u8; 1]| b[0] as i64),
+            TokenType::I8 => self.read_widened(at, out, |b: [u8; 1]| b[0] as i8 as i64),
+            TokenType::I16 => self.read_widened(at, out, |b| i16::from_le_bytes(b) as i64),
+            TokenType::U16 => self.read_widened(at, out, |b| u16::from_le_bytes(b) as i64),
+            TokenType::I32 => self.read_widened(at, out, |b| i32::from_le_bytes(b) as i64),
+            TokenType::I64 => self.read_widened(at, out, i64::from_le_bytes),
             TokenType::F64 | TokenType::Float => unreachable!("refused at open"),
         }
     }
 
-    fn widen<const N: usize>(
+    fn read_widened<const N: usize>(
         &self,
         at: usize,
         out: &mut [i32],
@@ -263,47 +263,47 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    fn wrong(&self, what: String, remedy: &str) -> anyhow::Error {
+    fn error(&self, what: String, remedy: &str) -> anyhow::Error {
         Problems::one(self.path.display().to_string(), what, remedy).into()
     }
 
-    fn header(&self) -> Result<Header> {
+    fn read_header(&self) -> Result<Header> {
         let size = self.index.len();
         let mut head = [0; HEADER];
         let have = size.min(HEADER);
         self.index.copy(0, &mut head[..have])?;
         if head.starts_with(b"TNTIDX\0\0") {
             let what = "an old fairseq index (TNTIDX), which gptrain does not read".to_string();
-            return Err(self.wrong(what, "build the dataset again with `gptrain data build`"));
+            return Err(self.error(what, "build the dataset again with `gptrain data build`"));
         }
         let start = &head[..have.min(MAGIC.len())];
         if !MAGIC.starts_with(start) {
             let start = start.escape_ascii();
-            return Err(self.wrong(
+            return Err(self.error(
                 format!("not a Megatron index: it starts with \"{start}\", not MMIDIDX"),
                 "give the prefix of a .bin/.idx pair",
             ));
         }
         if size < HEADER {
             return Err(self
-                .wrong(format!("cut off: {size} bytes, the header alone has {HEADER}"), REBUILD));
+                .error(format!("cut off: {size} bytes, the header alone has {HEADER}"), REBUILD));
         }
         let number = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().unwrap());
         let version = number(9);
         let code = head[17];
         if version != 1 {
-            return Err(self.wrong(format!("version {version}; only version 1 exists"), REBUILD));
+            return Err(self.error(format!("version {version}; only version 1 exists"), REBUILD));
         }
         let token_type = match TokenType::from_code(code) {
             Some(TokenType::F64 | TokenType::Float) => {
-                return Err(self.wrong(
+                return Err(self.error(
                     format!("dtype code {code} is a floating-point type, not token ids"),
                     "tokens have dtype code 1 to 5 or 8",
                 ));
             }
             Some(token_type) => token_type,
             None => {
-                return Err(self.wrong(
+                return Err(self.error(
                     format!("dtype code {code} is unknown"),
                     "tokens have dtype code 1 to 5 or 8",
                 ));
@@ -311,38 +311,39 @@ impl Check<'_> {
         };
         let sequences = number(18);
         let bounds = number(26);
-        let has_modes = self.layout(sequences, bounds)?;
+        let has_modes = self.check_layout(sequences, bounds)?;
         let sequences = sequences as usize;
         let bounds = bounds as usize;
         Ok(Header { token_type, sequences, bounds, has_modes })
     }
 
     /// Checks the length of the file against its counts. Returns whether it has modes.
-    fn layout(&self, sequences: u64, bounds: u64) -> Result<bool> {
+    fn check_layout(&self, sequences: u64, bounds: u64) -> Result<bool> {
         let size = self.index.len() as u64;
         let arrays = (|| {
             let sequences = sequences.checked_mul(12)?;
             let bounds = bounds.checked_mul(8)?;
             sequences.checked_add(bounds)?.checked_add(HEADER as u64)
         })();
-        let said = format!("{} sequences and {} document bounds", Count(sequences), Count(bounds));
+        let counts =
+            format!("{} sequences and {} document bounds", Count(sequences), Count(bounds));
         let Some(arrays) = arrays.filter(|arrays| *arrays <= size) else {
             let needed = arrays.map_or("more than 2^64".into(), |bytes| Count(bytes).to_string());
-            return Err(self.wrong(
-                format!("claims {said}, {needed} bytes; the file has {}", Count(size)),
+            return Err(self.error(
+                format!("claims {counts}, {needed} bytes; the file has {}", Count(size)),
                 REBUILD,
             ));
         };
         if bounds == 0 {
             return Err(
-                self.wrong("has no document bounds; even an empty dataset has one".into(), REBUILD)
+                self.error("has no document bounds; even an empty dataset has one".into(), REBUILD)
             );
         }
         let rest = size - arrays;
         if rest != 0 && rest != sequences {
-            return Err(self.wrong(
+            return Err(self.error(
                 format!(
-                    "{} bytes follow the arrays of {said}; none may, or one mode per sequence",
+                    "{} bytes follow the arrays of {counts}; none may, or one mode per sequence",
                     Count(rest)
                 ),
                 REBUILD,
@@ -352,7 +353,7 @@ impl Check<'_> {
     }
 
     /// Reads lengths and starts, and checks them against each other and against the token file.
-    fn sequences(
+    fn read_sequences(
         &self,
         header: &Header,
         tokens: &Mapped,
@@ -373,7 +374,7 @@ impl Check<'_> {
                 let sequence = lengths.len();
                 if length < 0 {
                     return Err(
-                        self.wrong(format!("sequence {sequence} has length {length}"), REBUILD)
+                        self.error(format!("sequence {sequence} has length {length}"), REBUILD)
                     );
                 }
                 if start
@@ -381,7 +382,7 @@ impl Check<'_> {
                     .and_then(|at| i64::try_from(at).ok())
                     != Some(offset)
                 {
-                    return Err(self.wrong(format!(
+                    return Err(self.error(format!(
                         "sequence {sequence} starts at byte {offset}; the sequences before it end \
                          at byte {}",
                         start.saturating_mul(item)
@@ -397,7 +398,7 @@ impl Check<'_> {
         let bytes = start.checked_mul(item);
         if bytes != Some(tokens.len() as u64) {
             let needed = bytes.map_or("more than 2^64".into(), |bytes| Count(bytes).to_string());
-            return Err(self.wrong(
+            return Err(self.error(
                 format!(
                     "describes {} tokens of {}, {needed} bytes; {} has {}",
                     Count(start),
@@ -413,7 +414,7 @@ impl Check<'_> {
     }
 
     /// Reads the documents' bounds; None if each document is one sequence.
-    fn documents(&self, header: &Header, hash: &mut Xxh3Default) -> Result<Option<Vec<u64>>> {
+    fn read_documents(&self, header: &Header, hash: &mut Xxh3Default) -> Result<Option<Vec<u64>>> {
         let mut documents = Documents::default();
         let mut bounds = Array::<8>::new(self.index, HEADER + 12 * header.sequences, header.bounds);
         let mut previous = 0;
@@ -423,13 +424,13 @@ impl Check<'_> {
                 let bound = i64::from_le_bytes(*bound);
                 let at = documents.count;
                 if at == 0 && bound != 0 {
-                    return Err(self.wrong(
+                    return Err(self.error(
                         format!("the first document starts at sequence {bound}, not 0"),
                         REBUILD,
                     ));
                 }
                 if bound < previous {
-                    return Err(self.wrong(
+                    return Err(self.error(
                         format!("document bound {at} is {bound}, below the one before, {previous}"),
                         REBUILD,
                     ));
@@ -439,7 +440,7 @@ impl Check<'_> {
             }
         }
         if previous as u64 != header.sequences as u64 {
-            return Err(self.wrong(
+            return Err(self.error(
                 format!(
                     "the last document ends at sequence {previous}; there are {} sequences",
                     header.sequences
@@ -450,7 +451,7 @@ impl Check<'_> {
         Ok(documents.bounds)
     }
 
-    fn modes(&self, header: &Header) -> Result<Option<Vec<i8>>> {
+    fn read_modes(&self, header: &Header) -> Result<Option<Vec<i8>>> {
         if !header.has_modes {
             return Ok(None);
         }

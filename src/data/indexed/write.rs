@@ -25,14 +25,14 @@ pub struct Writer {
     lengths: Vec<i32>,
     documents: Vec<i64>,
     /// Tokens of the unfinished sequence.
-    open: usize,
+    open_tokens: usize,
     tokens: u64,
 }
 
 /// Minimum number of tokens in a share for which documents are cut.
 const SHORTEST_SHARE: usize = 64;
 
-/// Sequences into which a dataset is cut.
+/// Sequences into which one document is cut.
 struct Pieces {
     /// Tokens of `count` equal sequences.
     front: u64,
@@ -57,13 +57,17 @@ impl Writer {
     /// Starts `prefix.bin` and `prefix.idx`, and removes what a killed process left of them. Fails
     /// if they exist or if another process is writing them.
     pub fn create(prefix: &Path, token_type: TokenType) -> Result<Writer> {
-        Writer::over(prefix, token_type, Existing::Refused)
+        Writer::create_or_replace(prefix, token_type, Existing::Refused)
     }
 
-    /// The same, where files that exist may be replaced.
-    pub fn over(prefix: &Path, token_type: TokenType, existing: Existing) -> Result<Writer> {
+    /// Like `create`; with `Existing::Replaced`, replaces files that exist.
+    pub fn create_or_replace(
+        prefix: &Path,
+        token_type: TokenType,
+        existing: Existing,
+    ) -> Result<Writer> {
         assert!(!matches!(token_type, TokenType::F64 | TokenType::Float), "tokens are integers");
-        output::names_a_file(prefix)?;
+        output::check_is_file_path(prefix)?;
         files(prefix).repair()?;
         if existing == Existing::Refused {
             output::is_free(&tokens_path(prefix))?;
@@ -77,7 +81,7 @@ impl Writer {
             existing,
             lengths: Vec::new(),
             documents: vec![0],
-            open: 0,
+            open_tokens: 0,
             tokens: 0,
         })
     }
@@ -95,25 +99,25 @@ impl Writer {
             bail!("token id {token} does not fit {} (largest {max})", self.token_type);
         }
         let written = match self.token_type.size() {
-            1 => self.put(tokens, |token| [token as u8]),
-            2 => self.put(tokens, |token| (token as u16).to_le_bytes()),
-            4 => self.put(tokens, u32::to_le_bytes),
-            _ => self.put(tokens, |token| (token as u64).to_le_bytes()),
+            1 => self.write_tokens(tokens, |token| [token as u8]),
+            2 => self.write_tokens(tokens, |token| (token as u16).to_le_bytes()),
+            4 => self.write_tokens(tokens, u32::to_le_bytes),
+            _ => self.write_tokens(tokens, |token| (token as u64).to_le_bytes()),
         };
         written.with_context(|| self.write_error(&tokens_path(&self.prefix)))?;
-        self.open += tokens.len();
+        self.open_tokens += tokens.len();
         self.tokens += tokens.len() as u64;
         Ok(())
     }
 
     /// Tokens of the current sequence.
-    pub fn open(&self) -> usize {
-        self.open
+    pub fn open_tokens(&self) -> usize {
+        self.open_tokens
     }
 
     /// Ends the current sequence.
     pub fn end_sequence(&mut self) -> Result<()> {
-        let tokens = std::mem::take(&mut self.open);
+        let tokens = std::mem::take(&mut self.open_tokens);
         let Ok(length) = i32::try_from(tokens) else {
             bail!("a sequence of {tokens} tokens; the format allows 2^31 - 1");
         };
@@ -121,7 +125,7 @@ impl Writer {
         Ok(())
     }
 
-    fn put<const N: usize>(
+    fn write_tokens<const N: usize>(
         &mut self,
         tokens: &[u32],
         bytes: impl Fn(u32) -> [u8; N],
@@ -150,7 +154,7 @@ impl Writer {
         let total = other.tokens() as usize * self.token_type.size();
         while at < total {
             let some = &mut bytes[..(total - at).min(1 << 20)];
-            other.raw(at, some)?;
+            other.read_raw(at, some)?;
             self.out
                 .write_all(some)
                 .with_context(|| self.write_error(&tokens_path(&self.prefix)))?;
@@ -165,11 +169,11 @@ impl Writer {
         Ok(())
     }
 
-    /// Cuts documents into sequences, so that `parts` equal parts can be made of them by their number:
-    /// the last tokens, one of `parts` shares, are a whole number of sequences, and the others are
-    /// `parts − 1` times as many. Returns false, without a cut, if there are enough sequences, or too
-    /// few tokens.
-    pub fn cut(&mut self, parts: usize) -> bool {
+    /// Cuts documents into more sequences, so that a split by the number of sequences can hold out one of
+    /// `parts` equal shares of the tokens: the last share is a whole number of sequences, and the other
+    /// tokens are `parts − 1` times as many. Returns false, without a cut, if there are enough sequences,
+    /// or too few tokens.
+    pub fn cut_documents(&mut self, parts: usize) -> bool {
         let enough = self.tokens >= (parts * SHORTEST_SHARE) as u64;
         if self.lengths.len() >= parts || !enough {
             return false;
@@ -282,16 +286,17 @@ mod tests {
     use std::ops::Range;
 
     /// Writes documents of these lengths, and cuts them into 20 parts.
-    fn cut(folder: &Path, documents: &[usize]) -> Indexed {
+    fn cut_documents(folder: &Path, documents: &[usize]) -> Indexed {
         let prefix = folder.join("cut");
-        let mut writer = Writer::over(&prefix, TokenType::U16, Existing::Replaced).unwrap();
+        let mut writer =
+            Writer::create_or_replace(&prefix, TokenType::U16, Existing::Replaced).unwrap();
         for length in documents {
             if *length > 0 {
                 writer.sequence(&vec![1; *length]).unwrap();
             }
             writer.end_document();
         }
-        writer.cut(20);
+        writer.cut_documents(20);
         writer.finish().unwrap();
         Indexed::open(&prefix).unwrap()
     }
@@ -299,7 +304,7 @@ mod tests {
     #[test]
     fn the_tail_of_few_documents_is_held_out() {
         let folder = tempfile::tempdir().unwrap();
-        let one = cut(folder.path(), &[2003]);
+        let one = cut_documents(folder.path(), &[2003]);
         assert_eq!((one.documents(), one.sequences()), (1, 20));
         assert!(
             one.lengths()[..19]
@@ -308,12 +313,12 @@ mod tests {
         );
         assert_eq!(one.lengths()[19], 100);
         // The last twentieth, 527 tokens, begins 13 tokens behind the start of a document.
-        let several = cut(folder.path(), &[10_000, 125, 125, 125, 0, 165]);
+        let several = cut_documents(folder.path(), &[10_000, 125, 125, 125, 0, 165]);
         assert_eq!((several.documents(), several.sequences()), (6, 80));
         assert_eq!(several.lengths()[76..], [112, 125, 125, 165][..]);
         for whole in [vec![1279], vec![100; 20], vec![0]] {
             let sequences = whole.iter().filter(|length| **length > 0).count();
-            assert_eq!(cut(folder.path(), &whole).sequences(), sequences);
+            assert_eq!(cut_documents(folder.path(), &whole).sequences(), sequences);
         }
     }
 
@@ -329,7 +334,7 @@ mod tests {
             let count = 1 + below(18);
             let mut documents: Vec<usize> = (0..count).map(|_| below(300)).collect();
             documents[below(count as u64)] += 1280 + below(9000);
-            let dataset = cut(folder.path(), &documents);
+            let dataset = cut_documents(folder.path(), &documents);
             let total: usize = documents.iter().sum();
             let tokens = |part: Range<usize>| {
                 dataset.lengths()[part]

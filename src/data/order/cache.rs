@@ -28,7 +28,7 @@ pub struct Cache {
 /// Bytes of an order that takes about a second to build: 138 MB did.
 const SLOW: u64 = 128 << 20;
 
-/// Inputs of an order: equal keys mean equal orders. `[magic, …]`.
+/// Inputs of an order, behind the version: equal keys mean equal orders.
 type Key = [u64; 13];
 /// Version of layout and rules. Files of other versions are built again.
 const MAGIC: u64 = u64::from_le_bytes(*b"gptord02");
@@ -52,8 +52,8 @@ impl Cache {
         let lengths = dataset.lengths();
         let size = OrderSize::new(spec, lengths, &part, place)?;
         if size.bytes() < self.from_bytes {
-            size.has_room(memory::available(), place)?;
-            return Ok(Order::build_in(&size, spec, lengths, part));
+            size.check_room(memory::available(), place)?;
+            return Ok(Order::build_sized(&size, spec, lengths, part));
         }
         let key = key(spec, &size, dataset, &part);
         let name = format!("order-{:016x}", xxh3_64(bytemuck::cast_slice(&key)));
@@ -75,8 +75,8 @@ impl Cache {
         if let Some(order) = read(&path, &key, &size)?.filter(|_| locked) {
             return Ok(order);
         }
-        size.has_room(memory::available(), place)?;
-        let order = Order::build_in(&size, spec, lengths, part);
+        size.check_room(memory::available(), place)?;
+        let order = Order::build_sized(&size, spec, lengths, part);
         if !locked {
             return Ok(order);
         }
@@ -97,7 +97,7 @@ fn key(spec: &OrderSpec, size: &OrderSize, dataset: &Indexed, part: &Range<usize
         u64::from(spec.cut.extra_token) | u64::from(spec.cut.drop_partial) << 1,
         size.epochs,
         size.samples,
-        size.apart.map_or(0, |apart| apart + 1),
+        size.before_last.map_or(0, |before| before + 1),
         part.start as u64,
         part.end as u64,
         dataset.identity(),

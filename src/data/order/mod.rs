@@ -51,13 +51,13 @@ impl Default for Cut {
 }
 
 impl Cut {
-    fn extra(self) -> u64 {
+    fn extra_token(self) -> u64 {
         self.extra_token.into()
     }
 
     /// Minimum number of tokens for a sample.
-    pub fn fewest(self, seq_len: usize) -> u64 {
-        self.extra() + if self.drop_partial { seq_len as u64 } else { 1 }
+    pub fn min_tokens(self, seq_len: usize) -> u64 {
+        self.extra_token() + if self.drop_partial { seq_len as u64 } else { 1 }
     }
 }
 
@@ -91,8 +91,8 @@ struct OrderSize {
     entries: u64,
     epochs: u64,
     samples: u64,
-    /// Samples before the last epoch, whose samples are shuffled separately.
-    apart: Option<u64>,
+    /// Samples before the last epoch, if its samples are shuffled separately.
+    before_last: Option<u64>,
     /// Tokens per sample, and of the sample at the end of the stream.
     tokens: usize,
     last_tokens: usize,
@@ -108,12 +108,12 @@ impl Order {
         place: &str,
     ) -> Result<Order> {
         let size = OrderSize::new(spec, lengths, &part, place)?;
-        size.has_room(memory::available(), place)?;
-        Ok(Order::build_in(&size, spec, lengths, part))
+        size.check_room(memory::available(), place)?;
+        Ok(Order::build_sized(&size, spec, lengths, part))
     }
 
-    /// Checks for errors of `build`. The outer error is for orders that no machine can build, the
-    /// inner one for orders that do not fit the memory of this machine.
+    /// Finds the errors of `build` without building. The outer error is for orders that no machine can
+    /// build, the inner one for orders that do not fit the memory of this machine.
     pub fn check(
         spec: &OrderSpec,
         lengths: &[u32],
@@ -121,15 +121,20 @@ impl Order {
         place: &str,
     ) -> Result<Result<(), Problems>> {
         let size = OrderSize::new(spec, lengths, &part, place)?;
-        Ok(size.has_room(memory::available(), place))
+        Ok(size.check_room(memory::available(), place))
     }
 
-    fn build_in(size: &OrderSize, spec: &OrderSpec, lengths: &[u32], part: Range<usize>) -> Order {
+    fn build_sized(
+        size: &OrderSize,
+        spec: &OrderSpec,
+        lengths: &[u32],
+        part: Range<usize>,
+    ) -> Order {
         let mut random = RandomState::new(spec.seed as u32);
         let sequences = sequences(size, part, &mut random);
-        let starts = starts(spec, size, &sequences, lengths);
+        let starts = find_sample_starts(spec, size, &sequences, lengths);
         let mut shuffle: Vec<u32> = (0..size.samples as u32).collect();
-        let (first, last) = shuffle.split_at_mut(size.apart.unwrap_or(size.samples) as usize);
+        let (first, last) = shuffle.split_at_mut(size.before_last.unwrap_or(size.samples) as usize);
         random.shuffle(first);
         random.shuffle(last);
         let sequences = sequences.into();
@@ -149,7 +154,7 @@ impl Order {
         self.shuffle.count() as u64
     }
 
-    /// Sequence parts of the sample at position k; seq_len + 1 tokens in total, unless `Cut` says
+    /// Parts of sequences that make up the sample at position k: seq_len + 1 tokens, unless `Cut` says
     /// otherwise.
     pub fn slices<'a>(&'a self, k: u64, lengths: &'a [u32]) -> Result<SequenceSlices<'a>> {
         let sample = self.shuffle.at(k as usize)?;
@@ -198,7 +203,7 @@ impl SequenceSlices<'_> {
     }
 }
 
-/// Limit above which Megatron's shuffle uses 64-bit numbers, which draw other random bits: 8.8 T
+/// Limit from which Megatron's shuffle uses 64-bit numbers, which draw other random bits: 8.8 T
 /// tokens at 2,048 per sample.
 const MOST: u128 = u32::MAX as u128 - 1;
 
@@ -222,7 +227,7 @@ impl OrderSize {
     }
 
     /// Fails if the order, which is built in memory, does not fit.
-    fn has_room(&self, left: Option<Bytes>, place: &str) -> Result<(), Problems> {
+    fn check_room(&self, left: Option<Bytes>, place: &str) -> Result<(), Problems> {
         let Some(left) = left.filter(|left| left.0 < self.bytes()) else { return Ok(()) };
         let samples = Count(self.samples);
         let bytes = Bytes(self.bytes());
@@ -258,7 +263,7 @@ fn order_size(
         );
     }
     let seq_len = spec.seq_len as u128;
-    let extra = u128::from(spec.cut.extra());
+    let extra = u128::from(spec.cut.extra_token());
     let tokens = tokens as u128;
     let wanted = spec
         .samples
@@ -278,7 +283,7 @@ fn order_size(
             "cut the dataset in several and blend them, or ask for fewer samples",
         );
     }
-    let mut apart = None;
+    let mut before_last = None;
     if epochs > 1 {
         let before = ((epochs - 1) * tokens - extra) / seq_len;
         let last = spec.samples.unwrap_or(0) as u128 - before;
@@ -288,13 +293,13 @@ fn order_size(
             DataRule::MegatronDeepSpeed => 0.95,
         };
         if last < (share * per_epoch as f64) as u128 {
-            apart = Some(before as u64);
+            before_last = Some(before as u64);
         }
     }
     let [entries, epochs, samples] = [entries, epochs, samples].map(|count| count as u64);
     let per_sample = (seq_len + extra) as usize;
     let last_tokens = if partial > 0 { (partial + extra) as usize } else { per_sample };
-    Ok(OrderSize { entries, epochs, samples, apart, tokens: per_sample, last_tokens })
+    Ok(OrderSize { entries, epochs, samples, before_last, tokens: per_sample, last_tokens })
 }
 
 /// Sequences of all epochs: shuffled together, or with the last epoch separate.
@@ -304,7 +309,7 @@ fn sequences(size: &OrderSize, part: Range<usize>, random: &mut RandomState) -> 
     for _ in 0..size.epochs {
         sequences.extend(once.clone());
     }
-    let apart = if size.apart.is_some() { part.len() } else { 0 };
+    let apart = if size.before_last.is_some() { part.len() } else { 0 };
     let together = sequences.len() - apart;
     let (first, last) = sequences.split_at_mut(together);
     random.shuffle(first);
@@ -314,7 +319,12 @@ fn sequences(size: &OrderSize, part: Range<usize>, random: &mut RandomState) -> 
 
 /// Start of each sample. If a sample ends exactly at the end of a sequence, the next one starts at
 /// that sequence's last token, which both share; without an extra token, after it.
-fn starts(spec: &OrderSpec, size: &OrderSize, sequences: &[u32], lengths: &[u32]) -> Vec<[u32; 2]> {
+fn find_sample_starts(
+    spec: &OrderSpec,
+    size: &OrderSize,
+    sequences: &[u32],
+    lengths: &[u32],
+) -> Vec<[u32; 2]> {
     let mut starts = Vec::with_capacity(size.samples as usize + 1);
     starts.push([0, 0]);
     let mut at = 0usize;
@@ -325,7 +335,7 @@ fn starts(spec: &OrderSpec, size: &OrderSize, sequences: &[u32], lengths: &[u32]
         loop {
             let rest = lengths[sequences[at] as usize] as u64 - offset;
             if left <= rest {
-                offset += left - spec.cut.extra();
+                offset += left - spec.cut.extra_token();
                 break;
             }
             left -= rest;

@@ -90,10 +90,10 @@ impl AddedTokens {
 
     /// Calls `each` with the parts of a text in their order.
     pub fn split(&self, text: &str, parse_special: bool, each: &mut dyn FnMut(Part)) {
-        self.pass(0, text, 0..text.len(), parse_special, each);
+        self.run_pass(0, text, 0..text.len(), parse_special, each);
     }
 
-    fn pass(
+    fn run_pass(
         &self,
         pass: usize,
         text: &str,
@@ -107,7 +107,7 @@ impl AddedTokens {
         let ordinary = |range: Range<usize>, each: &mut dyn FnMut(Part)| {
             if !range.is_empty() {
                 let range = first + range.start..first + range.end;
-                self.pass(pass + 1, text, range, parse_special, each);
+                self.run_pass(pass + 1, text, range, parse_special, each);
             }
         };
         let mut done = 0;
@@ -119,7 +119,7 @@ impl AddedTokens {
             if token.special && !parse_special || !token.fits(within, start, end) {
                 continue;
             }
-            let (start, end) = token.with_spaces(within, start, end);
+            let (start, end) = token.include_spaces(within, start, end);
             ordinary(done..start.max(done), each);
             each(Part::Token(token.id));
             done = end;
@@ -145,7 +145,7 @@ impl AddedToken {
     }
 
     /// The place with the white space that belongs to it.
-    fn with_spaces(&self, text: &str, start: usize, end: usize) -> (usize, usize) {
+    fn include_spaces(&self, text: &str, start: usize, end: usize) -> (usize, usize) {
         let before = text[..start].trim_end().len();
         let after = text.len() - text[end..].trim_start().len();
         (if self.lstrip { before } else { start }, if self.rstrip { after } else { end })

@@ -12,7 +12,7 @@ pub fn spell(byte: u8) -> char {
 }
 
 /// Spelling of bytes in a tokenizer file.
-pub fn spelled(bytes: &[u8]) -> String {
+pub fn spell_bytes(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| spell(*byte)).collect()
 }
 

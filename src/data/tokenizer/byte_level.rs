@@ -168,14 +168,14 @@ impl<'a> Fields<'a> {
     fn take<T: Deserialize<'a>>(&mut self, key: &'static str) -> Result<T, String> {
         self.taken.insert(key);
         let value = self.object.get(key).unwrap_or(&Value::Null);
-        T::deserialize(value).map_err(|_| format!("{}{key} is {}", self.place, short(value)))
+        T::deserialize(value).map_err(|_| format!("{}{key} is {}", self.place, shorten(value)))
     }
 
     /// Fails if a field was not taken.
     fn end(self) -> Result<(), String> {
         for (key, value) in self.object {
             if !self.taken.contains(key.as_str()) {
-                return Err(format!("{}{key} is {}", self.place, short(value)));
+                return Err(format!("{}{key} is {}", self.place, shorten(value)));
             }
         }
         Ok(())
@@ -183,7 +183,7 @@ impl<'a> Fields<'a> {
 }
 
 /// Beginning of a value's text.
-fn short(value: &Value) -> String {
+fn shorten(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(100) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -207,11 +207,11 @@ pub fn read(file: &Map<String, Value>) -> Result<ByteLevelFile, String> {
     let _: Option<NoNormalizer> = fields.take("normalizer")?;
     let cut: Cut = fields.take("pre_tokenizer")?;
     let Some((pre_tokenizer, prefix_space)) = find_pattern(&cut) else {
-        return Err(format!("pre_tokenizer is {}", short(&file["pre_tokenizer"])));
+        return Err(format!("pre_tokenizer is {}", shorten(&file["pre_tokenizer"])));
     };
     let template: Option<NoTemplate> = fields.take("post_processor")?;
     if template.is_some_and(|template| !template.adds_nothing()) {
-        return Err(format!("post_processor is {}", short(&file["post_processor"])));
+        return Err(format!("post_processor is {}", shorten(&file["post_processor"])));
     }
     let _: Option<ByteDecoder> = fields.take("decoder")?;
     // Dropout is switched off.
@@ -265,7 +265,7 @@ fn added_tokens(
     let mut contents = HashSet::new();
     let mut next = vocab.len() as u32;
     for value in list.unwrap_or_default() {
-        let differs = || format!("added_tokens holds {}", short(&value));
+        let differs = || format!("added_tokens holds {}", shorten(&value));
         let token = AddedToken::deserialize(&value).map_err(|_| differs())?;
         let id = vocab.get(&token.content).copied().unwrap_or(next);
         if token.id != id || token.content.is_empty() || !contents.insert(token.content.clone()) {

@@ -48,15 +48,15 @@ const LONGEST: usize = 256;
 impl<'a> Encoder<'a> {
     /// Encoder for a whole corpus, with a cache of 4 MiB.
     pub fn new(tokenizer: &'a Tokenizer) -> Encoder<'a> {
-        Encoder::sized(tokenizer, 1 << 17)
+        Encoder::with_cache_size(tokenizer, 1 << 17)
     }
 
     /// Encoder for a sentence.
     pub fn small(tokenizer: &'a Tokenizer) -> Encoder<'a> {
-        Encoder::sized(tokenizer, 64)
+        Encoder::with_cache_size(tokenizer, 64)
     }
 
-    fn sized(tokenizer: &'a Tokenizer, entries: usize) -> Encoder<'a> {
+    fn with_cache_size(tokenizer: &'a Tokenizer, entries: usize) -> Encoder<'a> {
         let small = vec![EMPTY; entries].into();
         Encoder { tokenizer, small, large: HashMap::default(), parse_special: false }
     }
@@ -98,7 +98,7 @@ impl<'a> Encoder<'a> {
         };
         let _ = template; // byte-level BPE here has none
         if !bpe.added.is_active(self.parse_special) {
-            self.ordinary(bpe, text, continues, ids);
+            self.encode_ordinary(bpe, text, continues, ids);
             return Ok(());
         }
         bpe.added
@@ -106,22 +106,22 @@ impl<'a> Encoder<'a> {
                 Part::Token(id) => ids.push(id),
                 Part::Text(range) => {
                     let continues = continues && range.start == 0;
-                    self.ordinary(bpe, &text[range], continues, ids);
+                    self.encode_ordinary(bpe, &text[range], continues, ids);
                 }
             });
         Ok(())
     }
 
     /// Encodes text without added tokens.
-    fn ordinary(&mut self, bpe: &Bpe, text: &str, continues: bool, ids: &mut Vec<u32>) {
+    fn encode_ordinary(&mut self, bpe: &Bpe, text: &str, continues: bool, ids: &mut Vec<u32>) {
         if bpe.prefix_space && !continues && !text.is_empty() && !text.starts_with(' ') {
-            self.pieces(bpe, &format!(" {text}"), ids);
+            self.encode_pieces(bpe, &format!(" {text}"), ids);
         } else {
-            self.pieces(bpe, text, ids);
+            self.encode_pieces(bpe, text, ids);
         }
     }
 
-    fn pieces(&mut self, bpe: &Bpe, text: &str, ids: &mut Vec<u32>) {
+    fn encode_pieces(&mut self, bpe: &Bpe, text: &str, ids: &mut Vec<u32>) {
         let mut at = 0;
         while at < text.len() {
             let end = bpe.pre_tokenizer.end(text, at);

@@ -92,7 +92,7 @@ pub fn open(path: &Path) -> Result<TokenizerFile> {
     if json.is_empty() || !json.values().all(Value::is_u64) {
         return Err(unknown_json(&place(), &json.into()).into());
     }
-    let merges = merges_of(&path);
+    let merges = merges_path(&path);
     if !merges.exists() {
         return Err(Problems::one(
             place(),
@@ -113,19 +113,19 @@ pub fn open(path: &Path) -> Result<TokenizerFile> {
 
 /// Folder of a tokenizer's file, if the settings in it belong to the file. Beside a file with another
 /// name, they may belong to another tokenizer.
-pub fn own_folder(path: &Path) -> Option<&Path> {
+pub fn settings_folder(path: &Path) -> Option<&Path> {
     let has_usual_name = path.ends_with(TOKENIZER) || path.ends_with(VOCAB);
     path.parent().filter(|_| has_usual_name)
 }
 
 /// Object in a settings file beside a tokenizer's file; None without it.
 pub fn settings(path: &Path, name: &str) -> Option<Map<String, Value>> {
-    let bytes = input::read(&own_folder(path)?.join(name), input::SMALL).ok()?;
+    let bytes = input::read(&settings_folder(path)?.join(name), input::SMALL).ok()?;
     base::json::from_python(&bytes).ok()
 }
 
 /// Path of the merges.txt that belongs to a vocab.json; `X-merges.txt` for `X-vocab.json`.
-fn merges_of(vocab: &Path) -> PathBuf {
+fn merges_path(vocab: &Path) -> PathBuf {
     let name = vocab.file_name().unwrap_or_default().to_string_lossy();
     if name.contains("vocab") {
         vocab

@@ -58,20 +58,20 @@ pub fn load(path: &Path, json: &Map<String, Value>, why: String) -> Result<Token
     }
     let mut ordinary = parsing.clone();
     ordinary.set_encode_special_tokens(true);
-    let mut special: Vec<(String, u32)> = parsing
+    let mut added_tokens: Vec<(String, u32)> = parsing
         .get_added_tokens_decoder()
         .iter()
         .filter(|(_, token)| !token.content.is_empty())
         .map(|(id, token)| (token.content.clone(), *id))
         .collect();
-    special.sort_by_key(|(_, id)| *id);
+    added_tokens.sort_by_key(|(_, id)| *id);
     let most = parsing.get_vocab(true).values().copied().max();
     let vocab = most.map_or(0, |most| most as usize + 1);
     let (head, tail) = template(&ordinary);
     let ordinary = Arc::new(ordinary);
     let parsing = Arc::new(parsing);
     let rules = Rules::HuggingFace(HfTokenizer { ordinary, parsing, why, head, tail });
-    Ok(Tokenizer { vocab, special, eod: None, rules, notes: Vec::new() })
+    Ok(Tokenizer { vocab, added_tokens, eod: None, rules, notes: Vec::new() })
 }
 
 /// Tokens that the template puts before and after a text.

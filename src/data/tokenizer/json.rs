@@ -5,9 +5,9 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::{Map, Value};
 
-use super::byte_alphabet::{ByteDecoder, spell, spelled};
+use super::byte_alphabet::{ByteDecoder, spell, spell_bytes};
 use super::byte_level::{self, ByteLevelFile};
-use super::end_of_document::end_of_document;
+use super::end_of_document::find_end_of_document;
 use super::files::{self, TokenizerFile};
 use super::merges::{Merge, Merges};
 use super::pair;
@@ -17,6 +17,7 @@ use base::Problems;
 /// Limit of ids: the largest vocabularies have a few hundred thousand.
 const MOST_IDS: u32 = 1 << 22;
 
+/// Reads a tokenizer: gptrain's own encoder where it can, otherwise Hugging Face's crate.
 pub fn load(path: &Path) -> Result<Tokenizer> {
     let TokenizerFile { path, mut json, merges } = files::open(path)?;
     if let Some((_, merges)) = merges {
@@ -26,7 +27,7 @@ pub fn load(path: &Path) -> Result<Tokenizer> {
         Ok(parts) => build(parts, &path.display().to_string())?,
         Err(why) => load_with_crate(&path, &json, why)?,
     };
-    if let Some(why) = tokenizer.why()
+    if let Some(why) = tokenizer.unsupported_field()
         && why.starts_with(byte_level::MISSING_BYTES)
     {
         let note = format!(
@@ -45,7 +46,7 @@ pub fn load(path: &Path) -> Result<Tokenizer> {
             path.display()
         ));
     }
-    tokenizer.eod = end_of_document(&tokenizer, &path);
+    tokenizer.eod = find_end_of_document(&tokenizer, &path);
     Ok(tokenizer)
 }
 
@@ -66,11 +67,11 @@ fn load_with_crate(path: &Path, _: &Map<String, Value>, why: String) -> Result<T
 pub fn build(file: ByteLevelFile, place: &str) -> Result<Tokenizer> {
     let mut problems = Problems::default();
     let ByteLevelFile { pre_tokenizer, prefix_space, ignore_merges, .. } = file;
-    let bytes = bytes(&file, place, &mut problems);
+    let bytes = token_bytes(&file, place, &mut problems);
     let id = |byte: usize| file.vocab.get(&spell(byte as u8).to_string()).copied();
     // Bytes without a token are not in UTF-8 text.
     let byte_ids = std::array::from_fn(|byte| id(byte).unwrap_or(u32::MAX));
-    let merges = merges(&file, place, &mut problems);
+    let merges = read_merges(&file, place, &mut problems);
     problems.or(())?;
     let vocab = bytes.len();
     let merges = Merges::new(&merges);
@@ -82,18 +83,22 @@ pub fn build(file: ByteLevelFile, place: &str) -> Result<Tokenizer> {
             .collect()
     });
     let added = file.added;
-    let special = added
+    let added_tokens = added
         .list()
         .iter()
         .map(|token| (token.content.clone(), token.id))
         .collect();
     let bpe = Bpe { bytes, byte_ids, merges, pre_tokenizer, prefix_space, whole_pieces, added };
     let rules = Rules::Bpe(Box::new(bpe));
-    Ok(Tokenizer { vocab, special, eod: None, rules, notes: Vec::new() })
+    Ok(Tokenizer { vocab, added_tokens, eod: None, rules, notes: Vec::new() })
 }
 
 /// Bytes of every id.
-fn bytes(file: &ByteLevelFile, place: &str, problems: &mut Problems) -> Vec<Option<Box<[u8]>>> {
+fn token_bytes(
+    file: &ByteLevelFile,
+    place: &str,
+    problems: &mut Problems,
+) -> Vec<Option<Box<[u8]>>> {
     let added = file
         .added
         .list()
@@ -131,7 +136,8 @@ fn bytes(file: &ByteLevelFile, place: &str, problems: &mut Problems) -> Vec<Opti
     bytes
 }
 
-fn merges(file: &ByteLevelFile, place: &str, problems: &mut Problems) -> Vec<Merge> {
+/// Merges as ids.
+fn read_merges(file: &ByteLevelFile, place: &str, problems: &mut Problems) -> Vec<Merge> {
     let mut merges = Vec::with_capacity(file.merges.len());
     for (number, pair) in file.merges.iter().enumerate() {
         let merge = pair.parts().and_then(|(left, right)| {
@@ -164,7 +170,7 @@ pub fn write(tokens: &[Box<[u8]>], specials: usize, merges: &[(u32, u32)]) -> St
     let quoted = |text: &str| Value::from(text).to_string();
     let spelling = |id: usize| {
         let bytes = &tokens[id];
-        if id < specials { String::from_utf8_lossy(bytes).into_owned() } else { spelled(bytes) }
+        if id < specials { String::from_utf8_lossy(bytes).into_owned() } else { spell_bytes(bytes) }
     };
     let added: Vec<String> = (0..specials)
         .map(|id| {

@@ -37,8 +37,8 @@ impl Merges {
         let size = (merges.len() * 2).next_power_of_two().max(16);
         let mut table = Merges { slots: vec![EMPTY; size].into(), mask: size - 1 };
         for (rank, merge) in merges.iter().enumerate() {
-            let slot = table.find(merge.left, merge.right);
-            let pair = pair(merge.left, merge.right);
+            let slot = table.find_slot(merge.left, merge.right);
+            let pair = pack_pair(merge.left, merge.right);
             table.slots[slot] = Slot { pair, rank: rank as u32, id: merge.id };
         }
         table
@@ -50,8 +50,8 @@ impl Merges {
 
     /// Slot that holds a pair, or the empty one for it.
     #[inline]
-    fn find(&self, left: u32, right: u32) -> usize {
-        let pair = pair(left, right);
+    fn find_slot(&self, left: u32, right: u32) -> usize {
+        let pair = pack_pair(left, right);
         let mut at = (pair.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & self.mask;
         while self.slots[at].pair != pair && self.slots[at].pair != u64::MAX {
             at = (at + 1) & self.mask;
@@ -61,16 +61,20 @@ impl Merges {
 
     #[inline]
     fn get(&self, left: u32, right: u32) -> Slot {
-        self.slots[self.find(left, right)]
+        self.slots[self.find_slot(left, right)]
     }
 
     /// Merges the ids from `from` on until no pair is left.
     pub fn apply(&self, ids: &mut Vec<u32>, from: usize) {
-        if ids.len() - from <= SHORT { self.search(ids, from) } else { self.queue(ids, from) }
+        if ids.len() - from <= SHORT {
+            self.merge_by_search(ids, from)
+        } else {
+            self.merge_by_queue(ids, from)
+        }
     }
 
     /// Merges by search: O(n²), and fastest for the few bytes of a word.
-    fn search(&self, ids: &mut Vec<u32>, from: usize) {
+    fn merge_by_search(&self, ids: &mut Vec<u32>, from: usize) {
         let mut ranks = [EMPTY; SHORT];
         for (slot, two) in ranks.iter_mut().zip(ids[from..].windows(2)) {
             *slot = self.get(two[0], two[1]);
@@ -98,7 +102,7 @@ impl Merges {
     /// Merges with a queue: at most O(n log n), and O(n) for a run of one character. Positions form a
     /// doubly linked list. Candidates that are out of date when they are taken are skipped. 16 bytes
     /// per position.
-    fn queue(&self, ids: &mut Vec<u32>, from: usize) {
+    fn merge_by_queue(&self, ids: &mut Vec<u32>, from: usize) {
         const GONE: u32 = u32::MAX;
         let symbols = &mut ids[from..];
         let n = u32::try_from(symbols.len()).expect("texts are far shorter");
@@ -170,7 +174,7 @@ impl Candidates {
     }
 }
 
-fn pair(left: u32, right: u32) -> u64 {
+fn pack_pair(left: u32, right: u32) -> u64 {
     (left as u64) << 32 | right as u64
 }
 
@@ -211,11 +215,11 @@ mod tests {
             let mut found = ids.clone();
             let mut wanted = ids.clone();
             let mut short = ids;
-            merges.queue(&mut found, 0);
+            merges.merge_by_queue(&mut found, 0);
             by_definition(&merges, &mut wanted);
             assert_eq!(found, wanted, "case {case}");
             if short.len() <= SHORT {
-                merges.search(&mut short, 0);
+                merges.merge_by_search(&mut short, 0);
                 assert_eq!(short, wanted, "case {case}");
             }
         }

@@ -30,7 +30,7 @@ mod train;
 
 pub use digest::digest;
 pub use encoder::Encoder;
-pub use files::{MERGES, NamedFile, TOKENIZER, VOCAB, files, own_folder, settings};
+pub use files::{MERGES, NamedFile, TOKENIZER, VOCAB, files, settings, settings_folder};
 pub use train::{Trainer, Training};
 
 use std::collections::HashMap;
@@ -51,7 +51,7 @@ pub struct Tokenizer {
     /// Ids are below this.
     vocab: usize,
     /// Added tokens, such as `<|endoftext|>`, by content.
-    special: Vec<(String, u32)>,
+    added_tokens: Vec<(String, u32)>,
     eod: Option<u32>,
     rules: Rules,
     /// Notes for the user on how the file is read.
@@ -103,8 +103,8 @@ impl Tokenizer {
             added: AddedTokens::new(vec![AddedToken::special(256, END_OF_TEXT)])
                 .unwrap_or_default(),
         }));
-        let special = vec![(END_OF_TEXT.into(), 256)];
-        Tokenizer { vocab: 257, special, eod: Some(256), rules, notes: Vec::new() }
+        let added_tokens = vec![(END_OF_TEXT.into(), 256)];
+        Tokenizer { vocab: 257, added_tokens, eod: Some(256), rules, notes: Vec::new() }
     }
 
     /// Ids are below this.
@@ -119,12 +119,12 @@ impl Tokenizer {
 
     /// Name of the code that encodes, and the reason if it is Hugging Face's.
     pub fn encoder(&self) -> String {
-        self.why()
+        self.unsupported_field()
             .map_or("gptrain".into(), |why| format!("Hugging Face's tokenizers, as its {why}"))
     }
 
     /// Field of the file that only Hugging Face's crate supports.
-    fn why(&self) -> Option<&str> {
+    fn unsupported_field(&self) -> Option<&str> {
         match &self.rules {
             Rules::Bpe(_) => None,
             #[cfg(feature = "tokenizers")]
@@ -174,8 +174,8 @@ impl Tokenizer {
     }
 
     /// Id of an added token by its content.
-    pub fn special(&self, content: &str) -> Option<u32> {
-        self.special
+    pub fn added_token(&self, content: &str) -> Option<u32> {
+        self.added_tokens
             .iter()
             .find(|(name, _)| name == content)
             .map(|(_, id)| *id)
@@ -184,7 +184,7 @@ impl Tokenizer {
     /// Id of any token: by its content if it is an added one, else by its spelling in the file or by
     /// its text.
     pub fn token(&self, name: &str) -> Option<u32> {
-        self.special(name).or_else(|| match &self.rules {
+        self.added_token(name).or_else(|| match &self.rules {
             Rules::Bpe(bpe) => {
                 let find = |text: &[u8]| bpe.bytes.iter().position(|b| b.as_deref() == Some(text));
                 let by_spelling = match ByteDecoder::new().decode(name) {
@@ -202,13 +202,13 @@ impl Tokenizer {
 
     /// Spelling of a token for a message.
     pub fn name(&self, id: u32) -> String {
-        let added = self.special.iter().find(|(_, other)| *other == id);
+        let added = self.added_tokens.iter().find(|(_, other)| *other == id);
         added.map_or_else(|| self.decode(&[id]), |(name, _)| name.clone())
     }
 
     /// Added tokens, content and id.
-    pub fn specials(&self) -> &[(String, u32)] {
-        &self.special
+    pub fn added_tokens(&self) -> &[(String, u32)] {
+        &self.added_tokens
     }
 
     /// Ids of a document. Special tokens spelled out in it are ordinary text. Empty if a Hugging

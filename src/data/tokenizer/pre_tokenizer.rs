@@ -32,8 +32,8 @@ impl PreTokenizer {
     pub fn end(self, text: &str, at: usize) -> usize {
         match self {
             PreTokenizer::Whole => text.len(),
-            PreTokenizer::Gpt2 => gpt2(text, at),
-            PreTokenizer::Bloom => bloom(text, at),
+            PreTokenizer::Gpt2 => gpt2_end(text, at),
+            PreTokenizer::Bloom => bloom_end(text, at),
         }
     }
 }
@@ -81,14 +81,15 @@ static ASCII: [Kind; 128] = {
 
 /// Kind and width of the character at `at`.
 #[inline(always)]
-fn kind(text: &str, at: usize) -> (Kind, usize) {
+fn classify(text: &str, at: usize) -> (Kind, usize) {
     let byte = text.as_bytes()[at];
-    if byte < 128 { (ASCII[byte as usize], 1) } else { wide(text, at) }
+    if byte < 128 { (ASCII[byte as usize], 1) } else { classify_wide(text, at) }
 }
 
+/// Kind and width of a character that is not ASCII.
 #[cold]
 #[inline(never)]
-fn wide(text: &str, at: usize) -> (Kind, usize) {
+fn classify_wide(text: &str, at: usize) -> (Kind, usize) {
     let c = text[at..]
         .chars()
         .next()
@@ -98,9 +99,9 @@ fn wide(text: &str, at: usize) -> (Kind, usize) {
 
 /// End of the run of one kind that contains `at`.
 #[inline(always)]
-fn run(text: &str, mut at: usize, wanted: Kind) -> usize {
+fn end_of_run(text: &str, mut at: usize, wanted: Kind) -> usize {
     while at < text.len() {
-        let (kind, width) = kind(text, at);
+        let (kind, width) = classify(text, at);
         if kind != wanted {
             break;
         }
@@ -110,9 +111,9 @@ fn run(text: &str, mut at: usize, wanted: Kind) -> usize {
 }
 
 #[inline(always)]
-fn gpt2(text: &str, at: usize) -> usize {
+fn gpt2_end(text: &str, at: usize) -> usize {
     let bytes = text.as_bytes();
-    let (first, width) = kind(text, at);
+    let (first, width) = classify(text, at);
     if first != Kind::Space {
         if bytes[at] == b'\'' {
             match bytes[at + 1..] {
@@ -121,23 +122,23 @@ fn gpt2(text: &str, at: usize) -> usize {
                 _ => {}
             }
         }
-        return run(text, at + width, first);
+        return end_of_run(text, at + width, first);
     }
     if bytes[at] == b' ' && at + 1 < text.len() {
-        let (second, width) = kind(text, at + 1);
+        let (second, width) = classify(text, at + 1);
         if second != Kind::Space {
-            return run(text, at + 1 + width, second);
+            return end_of_run(text, at + 1 + width, second);
         }
     }
-    spaces(text, at, width)
+    end_of_spaces(text, at, width)
 }
 
-/// Spaces up to the end of the text, or all but the last before something else.
-fn spaces(text: &str, at: usize, width: usize) -> usize {
+/// End of the spaces at `at`: all of them at the end of the text, otherwise all but the last.
+fn end_of_spaces(text: &str, at: usize, width: usize) -> usize {
     let mut last = at;
     let mut end = at + width;
     while end < text.len() {
-        let (kind, width) = kind(text, end);
+        let (kind, width) = classify(text, end);
         if kind != Kind::Space {
             return if last > at { last } else { end };
         }
@@ -146,15 +147,15 @@ fn spaces(text: &str, at: usize, width: usize) -> usize {
     end
 }
 
-fn bloom(text: &str, at: usize) -> usize {
+fn bloom_end(text: &str, at: usize) -> usize {
     let bytes = text.as_bytes();
     let next = |at: usize| text[at..].chars().next();
-    let word = |at: usize| next(at).is_some_and(|c| !breaks(c));
+    let word = |at: usize| next(at).is_some_and(|c| !ends_word(c));
     let starts = |at: usize| word(at) || (bytes[at] == b' ' && word(at + 1));
     let mut end = at;
     if starts(at) {
         end += (bytes[at] == b' ') as usize;
-        while let Some(c) = next(end).filter(|c| !breaks(*c)) {
+        while let Some(c) = next(end).filter(|c| !ends_word(*c)) {
             end += c.len_utf8();
         }
     } else {
@@ -168,7 +169,8 @@ fn bloom(text: &str, at: usize) -> usize {
     end
 }
 
-fn breaks(c: char) -> bool {
+/// Whether a character is not in the class of BLOOM's pattern.
+fn ends_word(c: char) -> bool {
     let punctuation = "(|.,!?…。，、।۔،)";
     if c.is_ascii() {
         return ASCII[c as usize] == Kind::Space || punctuation.as_bytes().contains(&(c as u8));

@@ -162,15 +162,15 @@ impl Learner {
             if now < training.min_frequency.max(1) {
                 break;
             }
-            let id = self.token(pair);
+            let id = self.add_token(pair);
             self.merges.push(pair);
-            self.merge(pair, id);
+            self.apply_merge(pair, id);
             progress(self.tokens.len());
         }
     }
 
-    /// Id of two tokens joined; two pairs can make the same token.
-    fn token(&mut self, pair: Pair) -> u32 {
+    /// Adds the token that joins two others. Returns its id; two pairs can make the same token.
+    fn add_token(&mut self, pair: Pair) -> u32 {
         let left = &self.tokens[pair.0 as usize];
         let right = &self.tokens[pair.1 as usize];
         let joined: Box<[u8]> = [&left[..], &right[..]].concat().into();
@@ -184,7 +184,7 @@ impl Learner {
         }
     }
 
-    fn merge(&mut self, pair: Pair, id: u32) {
+    fn apply_merge(&mut self, pair: Pair, id: u32) {
         let mut changed = HashSet::new();
         for word in self.places.remove(&pair).unwrap_or_default() {
             let (ids, times) = &mut self.words[word as usize];

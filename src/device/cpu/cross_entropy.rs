@@ -25,7 +25,7 @@ pub(super) fn stats(cpu: &Cpu, op: &op::CrossEntropyStats) {
                 sum += sum_exp(block, base) as f64;
             });
             let target = column_of(targets, row, &logits)
-                .map_or(f32::NEG_INFINITY, |column| capped(scalar(x, at + column), logits.cap));
+                .map_or(f32::NEG_INFINITY, |column| cap_logit(scalar(x, at + column), logits.cap));
             store(&[largest, sum as f32, target], stats.to, 3 * row);
         }
     });
@@ -106,7 +106,7 @@ fn slopes(
         let bent = &mut bent[..cols.len()];
         load(x, at + cols.start, buffer);
         if cap.is_some() {
-            buffer.iter_mut().for_each(|x| *x = capped(*x, cap));
+            buffer.iter_mut().for_each(|x| *x = cap_logit(*x, cap));
             bent.copy_from_slice(buffer);
         }
         exp_scaled(buffer, largest, factor);
@@ -123,7 +123,7 @@ fn slopes(
     clear(x, at + own, x.cols - own);
 }
 
-fn capped(x: f32, cap: Option<f32>) -> f32 {
+fn cap_logit(x: f32, cap: Option<f32>) -> f32 {
     cap.map_or(x, |cap| cap * (x / cap).tanh())
 }
 
@@ -134,7 +134,9 @@ fn each_block_of(logits: &Logits, at: usize, mut with: impl FnMut(&[f32])) {
         let buffer = &mut buffer[..range.len()];
         load(logits.x, range.start, buffer);
         if logits.cap.is_some() {
-            buffer.iter_mut().for_each(|x| *x = capped(*x, logits.cap));
+            buffer
+                .iter_mut()
+                .for_each(|x| *x = cap_logit(*x, logits.cap));
         }
         with(buffer);
     }

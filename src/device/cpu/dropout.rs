@@ -1,7 +1,7 @@
 //! Dropout factors, a function of (key, row, head, column): 0 or 1 / (1 - rate).
 
 use super::math::{self, MaskIndex};
-use super::memory::{BLOCK, Block, long};
+use super::memory::{BLOCK, Block, read_i64};
 use crate::Dropout;
 
 /// Parameters of dropout factors.
@@ -21,7 +21,7 @@ impl Mask {
         if drop.rate == 0.0 {
             return nothing;
         }
-        let first = long(drop.first_sample) as u64 * drop.seq as u64 + drop.first_row as u64;
+        let first = read_i64(drop.first_sample) as u64 * drop.seq as u64 + drop.first_row as u64;
         let bound = (drop.rate as f64 * 4_294_967_296.0).ceil() as u32;
         Mask { first, bound, kept: 1.0 / (1.0 - drop.rate), ..nothing }
     }

@@ -63,7 +63,7 @@ fn row_maximum(x: Tensor, row: usize) -> f32 {
         load(x, row * x.cols + cols.start, buffer);
         larger_of_each(buffer, &mut maxima[..cols.len()]);
     }
-    maxima.into_iter().fold(0.0, larger)
+    maxima.into_iter().fold(0.0, larger_magnitude)
 }
 
 fn column_maxima(x: Tensor, cols: Range<usize>, to: Tensor) {
@@ -79,14 +79,14 @@ fn column_maxima(x: Tensor, cols: Range<usize>, to: Tensor) {
 }
 
 /// Larger magnitude; NaN counts as larger than any number.
-fn larger(x: f32, y: f32) -> f32 {
+fn larger_magnitude(x: f32, y: f32) -> f32 {
     let size = |x: f32| x.to_bits() & (u32::MAX >> 1);
     f32::from_bits(size(x).max(size(y)))
 }
 
 vectorised! {
     fn larger_of_each(x: &[f32], maxima: &mut [f32]) {
-        maxima.iter_mut().zip(x).for_each(|(maximum, x)| *maximum = larger(*maximum, *x));
+        maxima.iter_mut().zip(x).for_each(|(maximum, x)| *maximum = larger_magnitude(*maximum, *x));
     }
 
     fn encode(format: Fp8, factor: f32, x: &[f32], codes: &mut [u8]) {
@@ -103,10 +103,10 @@ vectorised! {
 fn scales(maxima: Tensor, to: &Quantized) {
     let of_line = |line| {
         let shares = (0..maxima.rows).map(|share| scalar(maxima, share * maxima.cols + line));
-        shares.fold(0.0, larger)
+        shares.fold(0.0, larger_magnitude)
     };
     let shared = (to.scaling == Fp8Scaling::TensorWise)
-        .then(|| (0..maxima.cols).map(of_line).fold(0.0, larger));
+        .then(|| (0..maxima.cols).map(of_line).fold(0.0, larger_magnitude));
     for line in 0..maxima.cols {
         let maximum = shared.unwrap_or_else(|| of_line(line));
         store(&[scale_of(maximum, to.format)], to.scales, line);

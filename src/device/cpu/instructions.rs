@@ -35,7 +35,7 @@ const NAMES: [(&str, &str); 5] = [
 static BEST: LazyLock<Instructions> = LazyLock::new(|| {
     let supported = Instructions::ALL
         .into_iter()
-        .take_while(|set| detected(*set));
+        .take_while(|set| is_detected(*set));
     supported.last().unwrap_or(Instructions::Baseline)
 });
 
@@ -104,7 +104,7 @@ impl fmt::Display for Instructions {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn detected(set: Instructions) -> bool {
+fn is_detected(set: Instructions) -> bool {
     match set {
         Instructions::Baseline => true,
         Instructions::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
@@ -120,7 +120,7 @@ fn detected(set: Instructions) -> bool {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn detected(set: Instructions) -> bool {
+fn is_detected(set: Instructions) -> bool {
     set == Instructions::Baseline
 }
 

@@ -251,7 +251,7 @@ pub(super) fn integer(from: Tensor, at: usize) -> i32 {
 }
 
 /// Reads an i64 [1, 1] tensor.
-pub(super) fn long(from: Tensor) -> i64 {
+pub(super) fn read_i64(from: Tensor) -> i64 {
     assert_eq!(from.numel(), 1, "one i64");
     read(from, 0..1, |x: &[i64]| x[0])
 }
@@ -360,7 +360,7 @@ impl Downloads {
 }
 
 /// Zeroed memory, in huge pages if the kernel has them: fewer page faults and TLB misses.
-pub(super) fn in_huge_pages(bytes: usize) -> std::io::Result<MmapMut> {
+pub(super) fn allocate_huge_pages(bytes: usize) -> std::io::Result<MmapMut> {
     let map = MmapMut::map_anon(bytes)?;
     #[cfg(target_os = "linux")]
     let _ = map.advise(memmap2::Advice::HugePage);
@@ -388,7 +388,7 @@ impl Regions {
         if left.is_some_and(|left| left < asked.0) {
             return Err(OutOfMemory { memory, asked, available: left.map(Bytes) });
         }
-        let mut map = in_huge_pages(bytes.max(1)).map_err(|_| OutOfMemory {
+        let mut map = allocate_huge_pages(bytes.max(1)).map_err(|_| OutOfMemory {
             memory,
             asked,
             available: left.map(Bytes),

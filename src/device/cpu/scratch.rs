@@ -1,8 +1,8 @@
 //! Scratch memory of ops, divided among their tasks.
 
-use super::memory::in_huge_pages;
+use super::memory::allocate_huge_pages;
 use crate::Tensor;
-use crate::allocator::refused;
+use crate::allocator::abort_refused;
 use base::DType;
 use memmap2::MmapMut;
 use std::cell::RefCell;
@@ -31,7 +31,7 @@ impl Workspace {
         if map.as_ref().is_none_or(|map| map.len() < bytes) {
             // Frees the smaller one first.
             *map = None;
-            *map = Some(in_huge_pages(bytes).unwrap_or_else(|_| refused(bytes)));
+            *map = Some(allocate_huge_pages(bytes).unwrap_or_else(|_| abort_refused(bytes)));
         }
         let base = map.as_mut().expect("just mapped").as_mut_ptr() as usize;
         with(&Scratch { base, parts, len, stride })

@@ -2,7 +2,7 @@
 
 use super::Cuda;
 use super::args::{self, arguments};
-use super::launch::{Grid, typed, vector, wide};
+use super::launch::{Grid, elements_per_move, typed, vector};
 use crate::{Logits, LossLogits, Tensor, op};
 use std::ptr::{null, null_mut};
 
@@ -46,7 +46,7 @@ fn prepare(logits: &Logits, targets: Tensor, stats: Tensor) -> (args::CrossEntro
     let rows = x.rows;
     let cols = x.cols;
     let vector = vector(cols, x.dtype, [x]);
-    let pieces = cols.div_ceil(if vector { wide(x.dtype) } else { 1 });
+    let pieces = cols.div_ceil(if vector { elements_per_move(x.dtype) } else { 1 });
     let arguments = arguments!(CrossEntropy {
         logits: x,
         targets,

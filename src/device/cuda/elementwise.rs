@@ -2,7 +2,7 @@
 
 use super::Cuda;
 use super::args::{DropoutMask, arguments};
-use super::launch::{Grid, typed, vector, wide};
+use super::launch::{Grid, elements_per_move, typed, vector};
 use crate::{Backend, Dropout, InPlace, MemoryKind, Out, Tensor, op};
 use base::DType;
 
@@ -67,7 +67,9 @@ const BLOCKS: usize = 1056;
 fn sum_columns(cuda: &Cuda, x: Tensor, dropped: Option<(Tensor, &Dropout)>, sums: Out) {
     let to = dropped.map(|(to, _)| to);
     let vector = vector(x.cols, x.dtype, std::iter::once(x).chain(to));
-    let across = x.cols.div_ceil(32 * if vector { wide(x.dtype) } else { 1 });
+    let across = x
+        .cols
+        .div_ceil(32 * if vector { elements_per_move(x.dtype) } else { 1 });
     let chunks = (BLOCKS / across).clamp(1, x.rows.div_ceil(CHUNK).max(1));
     let chunk = x.rows.div_ceil(chunks).max(1);
     let chunks = x.rows.div_ceil(chunk).max(1);

@@ -20,7 +20,7 @@ pub(super) fn backward(cuda: &Cuda, op: &op::EmbedBackward) {
     let op::EmbedBackward { dy, ids, first, dtable } = *op;
     let count = dy.rows;
     let cols = dy.cols;
-    let [order, rows] = sorted(cuda, ids, first, dtable.to.rows);
+    let [order, rows] = sort_positions(cuda, ids, first, dtable.to.rows);
     let (grid, vector) = Grid::rows(dy, [dtable.to]);
     let table_rows = dtable.to.rows;
     let arguments =
@@ -37,7 +37,7 @@ pub(super) const STARTERS: usize = 1024;
 /// Sorts the positions of ids by the rows of the table. Returns the addresses, in scratch, of the
 /// positions and of their rows, i32; an id without a row has row `table_rows`. Work and memory are
 /// linear in the number of ids.
-fn sorted(cuda: &Cuda, ids: Tensor, first: usize, table_rows: usize) -> [usize; 2] {
+fn sort_positions(cuda: &Cuda, ids: Tensor, first: usize, table_rows: usize) -> [usize; 2] {
     let count = ids.numel();
     let tiles = count.div_ceil(TILE).max(1);
     let words = 4 * count;

@@ -3,7 +3,7 @@
 
 use super::Cuda;
 use super::args::arguments;
-use super::launch::{Grid, typed, vector, wide};
+use super::launch::{Grid, elements_per_move, typed, vector};
 use crate::{Fp8Scaling, Out, Quantized, QuantizedBy, Tensor, op};
 use base::{DType, Fp8};
 
@@ -55,7 +55,9 @@ pub(super) fn line_maxima(cuda: &Cuda, &op::LineMaxima { x, rows, columns }: &op
         cols: x.cols,
         vector,
     });
-    let pieces = x.cols.div_ceil(if vector { wide(x.dtype) } else { 1 });
+    let pieces = x
+        .cols
+        .div_ceil(if vector { elements_per_move(x.dtype) } else { 1 });
     let down = x.rows.div_ceil(WARPS * CHUNK).clamp(1, 65_535);
     let grid = Grid { blocks: [pieces.div_ceil(32), down, 1], threads: [32, WARPS], shared: 0 };
     cuda.launch(typed!("line_maxima", x.dtype), grid, arguments);

@@ -124,7 +124,7 @@ impl Grid {
     /// moves 16 bytes at a time.
     pub fn elements(x: Tensor, others: impl IntoIterator<Item = Tensor>) -> (Grid, bool) {
         let vector = vector(x.numel(), x.dtype, once(x).chain(others));
-        (Grid::pieces(x.numel(), if vector { wide(x.dtype) } else { 1 }), vector)
+        (Grid::pieces(x.numel(), if vector { elements_per_move(x.dtype) } else { 1 }), vector)
     }
 
     /// Grid of a kernel that loops over elements, `wide` at a time.
@@ -136,7 +136,10 @@ impl Grid {
     /// 16 bytes at a time.
     pub fn rows(x: Tensor, others: impl IntoIterator<Item = Tensor>) -> (Grid, bool) {
         let vector = vector(x.cols, x.dtype, once(x).chain(others));
-        (Grid::row_pieces(x.rows, x.cols, if vector { wide(x.dtype) } else { 1 }), vector)
+        (
+            Grid::row_pieces(x.rows, x.cols, if vector { elements_per_move(x.dtype) } else { 1 }),
+            vector,
+        )
     }
 
     /// Grid of a kernel that loops over rows, `wide` columns at a time.
@@ -158,14 +161,14 @@ impl Grid {
 }
 
 /// Elements that a thread moves at a time if rows allow it: 16 bytes.
-pub fn wide(dtype: DType) -> usize {
+pub fn elements_per_move(dtype: DType) -> usize {
     16 / dtype.size()
 }
 
 /// Whether rows of `cols` elements of these tensors can be moved 16 bytes at a time.
 pub fn vector(cols: usize, dtype: DType, tensors: impl IntoIterator<Item = Tensor>) -> bool {
     let mut tensors = tensors.into_iter();
-    cols.is_multiple_of(wide(dtype)) && tensors.all(|x| x.addr().is_multiple_of(16))
+    cols.is_multiple_of(elements_per_move(dtype)) && tensors.all(|x| x.addr().is_multiple_of(16))
 }
 
 /// Loaded modules, and the functions used so far.

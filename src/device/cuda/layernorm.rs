@@ -2,7 +2,7 @@
 
 use super::args::{self, arguments};
 use super::elementwise::{add_parts, residual_backward};
-use super::launch::{Grid, typed, vector, wide};
+use super::launch::{Grid, elements_per_move, typed, vector};
 use super::{Cuda, SCRATCH};
 use crate::{Out, Tensor, op};
 
@@ -167,7 +167,7 @@ fn kernel_for(
     if !vector(x.cols, x.dtype, tensors) {
         return (any, READING_TWICE);
     }
-    for (kernel, columns) in [(piece, wide(x.dtype)), (sixteen, 16)] {
+    for (kernel, columns) in [(piece, elements_per_move(x.dtype)), (sixteen, 16)] {
         let threads = x.cols.div_ceil(columns).next_multiple_of(32);
         if threads <= cuda.most_threads(kernel) {
             return (kernel, threads);

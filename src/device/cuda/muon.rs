@@ -2,7 +2,7 @@
 
 use super::Cuda;
 use super::args::arguments;
-use super::launch::{Grid, typed, vector, wide};
+use super::launch::{Grid, elements_per_move, typed, vector};
 use crate::{FusedMatrix, InPlace, Tensor, op};
 use base::DType;
 
@@ -13,7 +13,7 @@ pub(super) fn momentum(cuda: &Cuda, op: &op::Momentum) {
     let vector = vector(numel, DType::BF16, [grad, m, y.to]);
     let arguments =
         arguments!(Momentum { grad, m, out: y, factor, numel, momentum, nesterov, vector });
-    let grid = Grid::pieces(numel, if vector { wide(y.to.dtype) } else { 1 });
+    let grid = Grid::pieces(numel, if vector { elements_per_move(y.to.dtype) } else { 1 });
     cuda.launch(typed!("momentum", y.to.dtype), grid, arguments);
 }
 
@@ -46,7 +46,8 @@ pub(super) fn update(cuda: &Cuda, op: &op::MuonUpdate) {
 fn copy_rows(cuda: &Cuda, which: &FusedMatrix, all: Tensor, one: Tensor, back: bool) {
     let share = which.share_cols();
     let vector = vector(share, all.dtype, [all, one]);
-    let grid = Grid::row_pieces(one.rows, one.cols, if vector { wide(all.dtype) } else { 1 });
+    let grid =
+        Grid::row_pieces(one.rows, one.cols, if vector { elements_per_move(all.dtype) } else { 1 });
     let arguments = arguments!(FusedRows {
         all,
         one,

@@ -2,7 +2,7 @@
 
 use super::Cuda;
 use super::args::{self, arguments};
-use super::launch::{Grid, typed, vector, wide};
+use super::launch::{Grid, elements_per_move, typed, vector};
 use crate::{AdamW, AdamWUpdate, Backend, InPlace, MemoryKind, Out, Scaler, Scaling, Tensor, op};
 use base::DType;
 use std::ptr::{null, null_mut};
@@ -49,7 +49,7 @@ fn totals(cuda: &Cuda, xs: &[Tensor], square: bool, out: Out) {
         .iter()
         .map(|x| (x.dtype, vector(x.numel(), x.dtype, [*x])));
     for ((dtype, vector), some) in launches(kinds) {
-        let wide = if vector { wide(dtype) } else { 1 };
+        let wide = if vector { elements_per_move(dtype) } else { 1 };
         let mut arguments = args::SumParts {
             x: [null(); TENSORS],
             numel: [0; TENSORS],
@@ -84,7 +84,7 @@ pub(super) fn digests(cuda: &Cuda, op: &op::Digests) {
             continue;
         }
         let vector = vector(x.numel(), x.dtype, [*x]);
-        let wide = if vector { wide(x.dtype) } else { 1 };
+        let wide = if vector { elements_per_move(x.dtype) } else { 1 };
         let blocks = x.numel().div_ceil(4 * 256 * wide).clamp(1, DIGEST_PARTS);
         let parts = cuda.scratch(blocks * size_of::<u64>());
         let arguments = arguments!(DigestParts { x: *x, parts, numel: x.numel(), vector });

@@ -54,12 +54,12 @@ impl Advisor<'_> {
                 .filter_map(|proposal| self.fitting(proposal))
                 .collect()
         };
-        let first = smaller(self.manifest, self.setup);
+        let first = propose_less_memory(self.manifest, self.setup);
         let mut found = fitting(first.clone());
         if found.is_empty() {
-            found = fitting(self.pairs(first, smaller));
+            found = fitting(self.pair_with(first, propose_less_memory));
         }
-        sorted(found)
+        sort_changes(found)
     }
 
     /// Changes that are faster and fit, grouped by kind, fastest first. A change that is faster but does
@@ -72,26 +72,26 @@ impl Advisor<'_> {
         for proposal in self
             .accumulate(&stages)
             .into_iter()
-            .chain(faster(self.setup))
+            .chain(propose_faster_step(self.setup))
         {
             match self.fitting(proposal.clone()) {
                 Some(change) => found.push(change),
                 None => too_large.push(proposal),
             }
         }
-        let pairs = self.pairs(too_large, |m: &Manifest, setup: &Setup| -> Vec<Proposal> {
-            let mut proposals = smaller(m, setup);
+        let pairs = self.pair_with(too_large, |m: &Manifest, setup: &Setup| -> Vec<Proposal> {
+            let mut proposals = propose_less_memory(m, setup);
             proposals.retain(|p| matches!(p.kind, ChangeKind::Adam8bit | ChangeKind::Offload));
             proposals
         });
         found.extend(pairs.into_iter().filter_map(|pair| self.fitting(pair)));
         found.extend(self.compress());
         found.retain(|change| change.seconds < (1.0 - GAIN) * now);
-        sorted(found)
+        sort_changes(found)
     }
 
     /// Each change of `first`, followed by each that `second` derives from it.
-    fn pairs(
+    fn pair_with(
         &self,
         first: Vec<Proposal>,
         second: impl Fn(&Manifest, &Setup) -> Vec<Proposal>,
@@ -99,7 +99,7 @@ impl Advisor<'_> {
         first
             .into_iter()
             .flat_map(|one| {
-                let Some((m, setup)) = self.changed(&one.sets) else { return Vec::new() };
+                let Some((m, setup)) = self.apply_sets(&one.sets) else { return Vec::new() };
                 second(&m, &setup)
                     .into_iter()
                     .map(|two| one.and(two))
@@ -109,7 +109,7 @@ impl Advisor<'_> {
     }
 
     /// Manifest with these settings; None if it would be refused.
-    fn changed(&self, sets: &[String]) -> Option<(Manifest, Setup)> {
+    fn apply_sets(&self, sets: &[String]) -> Option<(Manifest, Setup)> {
         let loaded = manifest::parse(self.effective, "the manifest", Path::new("."), sets).ok()?;
         let setup = self.setup.for_manifest(&loaded.manifest);
         Some((loaded.manifest, setup))
@@ -118,7 +118,7 @@ impl Advisor<'_> {
     /// None if it is refused or does not fit.
     fn fitting(&self, proposal: Proposal) -> Option<Change> {
         let Proposal { kind, what, sets, .. } = proposal;
-        let (m, setup) = self.changed(&sets)?;
+        let (m, setup) = self.apply_sets(&sets)?;
         let stages = dry_run::stages_within(&m, self.limits)?;
         let tokens = self.setup.global as f64 / setup.global as f64;
         Some(Change {
@@ -152,7 +152,8 @@ impl Advisor<'_> {
     /// Compressed gradients, with the bandwidth below which they pay.
     fn compress(&self) -> Option<Change> {
         let none = self.manifest.topology.compression.is_none();
-        let e = CompressionGain::new(self.manifest, self.setup).filter(|e| none && e.saves())?;
+        let e =
+            CompressionGain::new(self.manifest, self.setup).filter(|e| none && e.saves_bytes())?;
         let bandwidth = CompressionGain::bandwidth(self.setup);
         let set = "topology.compression=powersgd".to_string();
         self.fitting(Proposal::new(
@@ -164,7 +165,7 @@ impl Advisor<'_> {
     }
 }
 
-fn sorted(mut found: Vec<Change>) -> Vec<Change> {
+fn sort_changes(mut found: Vec<Change>) -> Vec<Change> {
     found.sort_by(|a, b| {
         (a.kind, a.seconds)
             .partial_cmp(&(b.kind, b.seconds))
@@ -175,7 +176,7 @@ fn sorted(mut found: Vec<Change>) -> Vec<Change> {
 }
 
 /// Changes that need less memory.
-fn smaller(m: &Manifest, setup: &Setup) -> Vec<Proposal> {
+fn propose_less_memory(m: &Manifest, setup: &Setup) -> Vec<Proposal> {
     let mut proposals = propose_smaller(setup);
     if let Optimizer::AdamW(rule) = m.optimizer {
         let set = Adam8bit::from_adamw(rule).to_set();
@@ -186,10 +187,10 @@ fn smaller(m: &Manifest, setup: &Setup) -> Vec<Proposal> {
 }
 
 /// Changes that may be faster.
-fn faster(setup: &Setup) -> Vec<Proposal> {
+fn propose_faster_step(setup: &Setup) -> Vec<Proposal> {
     let zeros = setup
         .program
-        .zeros(setup.topology.pipeline)
+        .zero_levels(setup.topology.pipeline)
         .iter()
         .filter(|zero| **zero != setup.topology.zero && setup.topology.data > 1);
     let proposals = propose_faster(setup).into_iter();

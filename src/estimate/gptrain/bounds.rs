@@ -164,7 +164,7 @@ impl<'a> Bounds<'a> {
     fn bytes(&self, s: &Setup) -> Option<u64> {
         let kinds = self.rank_kinds(s);
         let passes = self.passes(s);
-        let homes = homes(s).into_iter();
+        let homes = gradient_homes(s).into_iter();
         let states: Vec<_> = homes.map(|home| self.states(s, home)).collect();
         kinds
             .iter()
@@ -231,7 +231,9 @@ impl<'a> Bounds<'a> {
     fn seconds(&self, s: &Setup) -> f64 {
         let kinds = self.rank_kinds(s);
         let prices = Prices::new(s);
-        let homes = homes(s).into_iter().map(|home| self.states(s, home));
+        let homes = gradient_homes(s)
+            .into_iter()
+            .map(|home| self.states(s, home));
         self.passes_seconds(s)
             + (1.0 - 1e-9)
                 * homes
@@ -279,8 +281,8 @@ impl<'a> Bounds<'a> {
             });
             let plain = Setup { moments: Moments::Adam, ..plain };
             let m = Manifest { optimizer: Optimizer::AdamW(PLAIN), ..self.manifest.clone() };
-            let one = counted(&m, &plain, 1, 1);
-            let two = counted(&m, &plain, 2, 1);
+            let one = count_stages(&m, &plain, 1, 1);
+            let two = count_stages(&m, &plain, 2, 1);
             Arc::new(
                 one.into_iter()
                     .zip(two)
@@ -310,8 +312,8 @@ impl<'a> Bounds<'a> {
             });
             let kept = Setup { micro: 1, ..kept };
             let micros = if key.several { 2 } else { 1 };
-            let one = counted(self.manifest, &kept, 1, micros);
-            let two = counted(self.manifest, &kept, 2, micros);
+            let one = count_stages(self.manifest, &kept, 1, micros);
+            let two = count_stages(self.manifest, &kept, 2, micros);
             // Which rank has a whole matrix's states is not the same for every layer.
             let counts = s.moments != Moments::Muon;
             Arc::new(
@@ -337,7 +339,7 @@ fn step_seconds(s: &Setup, kind: &RankKind, states: &[Layered<States>], prices: 
 }
 
 /// Possible memories of gradients: also the host's if the manifest leaves it open.
-fn homes(s: &Setup) -> Vec<GradientHome> {
+fn gradient_homes(s: &Setup) -> Vec<GradientHome> {
     if s.topology
         .gradients_are_open(s.moments == Moments::Adafactor)
     {
@@ -349,7 +351,7 @@ fn homes(s: &Setup) -> Vec<GradientHome> {
 
 /// Memory and work of each stage of the cut, with so many layers a stage: of one stage, or of three
 /// where it has a pipeline.
-fn counted(
+fn count_stages(
     m: &Manifest,
     s: &Setup,
     layers: usize,
@@ -379,12 +381,16 @@ fn layered_passes(
         saved: row(&plan, "activations"),
         workspace: row(&plan, "workspace") + row(&plan, "library workspace"),
         inputs: row(&plan, "inputs"),
-        work: Workload { messages: work.awaited(), ops: work.micro.ops, host: Tally::new() },
+        work: Workload {
+            messages: work.awaited_messages(),
+            ops: work.micro.ops,
+            host: Tally::new(),
+        },
     };
     let one = passes(one);
     let mut two = passes(two);
     two.saved = two.saved.saturating_sub(one.saved);
-    two.work = two.work.minus(&one.work);
+    two.work = two.work.subtract(&one.work);
     Layered { one, more: two }
 }
 
@@ -407,7 +413,7 @@ fn layered_states(
     let mut two = states(two);
     two.device = two.device.saturating_sub(one.device);
     two.host = two.host.saturating_sub(one.host);
-    two.work = two.work.minus(&one.work);
+    two.work = two.work.subtract(&one.work);
     Layered { one, more: two }
 }
 

@@ -43,7 +43,8 @@ pub fn learn(found: &Measured, name: &str, m: &Manifest, setup: Setup) -> Result
     let sharing = if hw.is_local { found.ranks.len() as f64 } else { 1.0 };
     let product_share = median(products) / hw.peak_tflops;
     // The measured products have the plan's own sides.
-    let shares = Shares { products: product_share, half_side: 0.0, ..hw.shares().divided(sharing) };
+    let shares =
+        Shares { products: product_share, half_side: 0.0, ..hw.shares().divide_among(sharing) };
     let shares = Shares { memory: memory_share, ..shares };
     let learned = Hardware {
         product_share: product_share * sharing,
@@ -123,7 +124,7 @@ pub fn slowdown(
     mut setup: Setup,
 ) -> Result<(Setup, String), Problems> {
     let stages = dry_run::stages(m);
-    let turns = log.parts.as_ref().and_then(|_| turns(&setup));
+    let turns = log.parts.as_ref().and_then(|_| shared_processors(&setup));
     let table = log.parts.as_ref().filter(|_| turns.is_none());
     let parts = table.map(|table| part_factors(table, &stages, &setup));
     if let Some(parts) = parts {
@@ -172,7 +173,7 @@ pub fn slowdown(
 
 /// Number of processors, if they are fewer than the ranks that share them: an op then has a whole one, and
 /// the turns of other ranks count as waits for messages. Plans divide the processors instead.
-fn turns(setup: &Setup) -> Option<usize> {
+fn shared_processors(setup: &Setup) -> Option<usize> {
     let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
     (setup.hardware.is_local && setup.ranks() > processors).then_some(processors)
 }

@@ -54,7 +54,7 @@ impl CompressionGain {
     }
 
     /// Whether compressed gradients are fewer bytes.
-    pub fn saves(&self) -> bool {
+    pub fn saves_bytes(&self) -> bool {
         self.compressed < self.plain
     }
 
@@ -87,7 +87,7 @@ fn break_even(plain: &[dry_run::Stage], compressed: &[dry_run::Stage], s: &Setup
 /// Description of the effect of compression on the plan; None without compression.
 pub fn describe(m: &Manifest, setup: &Setup) -> Option<String> {
     m.topology.compression?;
-    let gain = CompressionGain::new(m, setup).filter(CompressionGain::saves)?;
+    let gain = CompressionGain::new(m, setup).filter(CompressionGain::saves_bytes)?;
     let size = |bytes: f64| Bytes(bytes as u64);
     Some(format!(
         "\nGradients between replicas, compressed: a rank sends {} instead of {} per step;\n  that \

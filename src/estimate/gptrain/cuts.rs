@@ -181,7 +181,7 @@ fn memory_savings(s: &Setup, recomputes: &[Recompute]) -> Vec<Setup> {
     } else {
         &[false]
     };
-    let zeros: &[u8] = if t.data == 1 { &[0] } else { s.program.zeros(t.pipeline) };
+    let zeros: &[u8] = if t.data == 1 { &[0] } else { s.program.zero_levels(t.pipeline) };
     let mut cuts = Vec::new();
     for sequence_parallel in sequence {
         for zero in zeros {

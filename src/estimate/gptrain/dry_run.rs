@@ -6,7 +6,7 @@ use super::prices::{Prices, TRAFFIC};
 use crate::hardware::{HOST_SHARE, Hardware};
 use crate::setup::Setup;
 use base::Bytes;
-use comm::dry::{self, Event, How, Journal};
+use comm::dry::{self, Event, Journal, WaitPoint};
 use comm::{Op, Solo};
 use device::{self, COPIES, Gpu, Tally};
 use engine::{self, Engine, Groups, MemoryPlan};
@@ -40,13 +40,13 @@ pub struct Work {
 
 impl Work {
     /// A micro-batch's messages that the next op waits for.
-    pub fn awaited(&self) -> dry::Volume {
-        let awaited = |event: &&Event| matches!(event, Event::Send { how: How::Now, .. });
+    pub fn awaited_messages(&self) -> dry::Volume {
+        let awaited = |event: &&Event| matches!(event, Event::Send { wait: WaitPoint::Now, .. });
         let [few, twice] = self.steps.each_ref().map(|step| {
             let awaited: Vec<Event> = step.iter().filter(awaited).cloned().collect();
-            Workload { messages: dry::volume(&awaited), ..Workload::default() }
+            Workload { messages: dry::sum_volume(&awaited), ..Workload::default() }
         });
-        twice.minus(&few).times(1.0 / self.micros).messages
+        twice.subtract(&few).times(1.0 / self.micros).messages
     }
 }
 
@@ -60,7 +60,7 @@ pub struct Workload {
 }
 
 impl Workload {
-    pub(super) fn minus(mut self, other: &Workload) -> Workload {
+    pub(super) fn subtract(mut self, other: &Workload) -> Workload {
         for (ours, theirs) in [(&mut self.ops, &other.ops), (&mut self.host, &other.host)] {
             for (name, work) in theirs {
                 *ours.entry(name).or_default() += work.times(-1.0);
@@ -110,7 +110,7 @@ impl Work {
         let timed = |step: &Arc<[Event]>| step.iter().map(|e| prices.time(e)).collect::<Vec<_>>();
         let [few, twice] = self.steps.each_ref().map(|step| {
             let step = timed(step);
-            [overlap::overlap(&step), overlap::overlappable(&step)]
+            [overlap::overlap(&step), overlap::overlappable_seconds(&step)]
         });
         // A step of many micro-batches does not hide more than it sends.
         let part = |of: &dyn Fn(&Overlap) -> f64| {
@@ -198,7 +198,7 @@ impl MemoryLimits {
     }
 
     /// Whether each of so many ranks may reserve this.
-    fn hold(&self, plan: &MemoryPlan, ranks: usize) -> bool {
+    fn allow(&self, plan: &MemoryPlan, ranks: usize) -> bool {
         plan.total() <= self.device && plan.host_total() <= self.host_share(ranks)
     }
 }
@@ -255,7 +255,7 @@ fn memory_within(
         .filter(|(stage, first)| stage == *first);
     let needs = distinct.map(|(stage, _)| Some((stage, reserve(m, stage))));
     needs
-        .map(|each| each.filter(|(_, needs)| limits.hold(&needs.memory_plan, m.topology.ranks())))
+        .map(|each| each.filter(|(_, needs)| limits.allow(&needs.memory_plan, m.topology.ranks())))
         .collect()
 }
 
@@ -354,13 +354,16 @@ fn count_work(m: &Manifest, stage: usize) -> Work {
         step(micros);
         let host = device.host_device().take();
         let events = journal.take();
-        (Workload { ops: dry::ops(&events), host, messages: dry::volume(&events) }, events.into())
+        (
+            Workload { ops: dry::sum_ops(&events), host, messages: dry::sum_volume(&events) },
+            events.into(),
+        )
     };
     let (once, few) = count(fewest);
     let (twice, many) = count(2 * fewest);
-    let micros = twice.minus(&once);
+    let micros = twice.subtract(&once);
     Work {
-        step: once.minus(&micros),
+        step: once.subtract(&micros),
         micro: micros.times(1.0 / fewest as f64),
         micros: fewest as f64,
         steps: [few, many],

@@ -48,7 +48,7 @@ const COPIED: usize = 32 << 20;
 /// default of all processors) in elements of `dtype`. The speed is the row's if the threads or the memory
 /// for a try are not available.
 pub fn measure(cpu: &Hardware, dtype: DType, threads: Option<usize>, care: Care) -> Hardware {
-    let cpu = &described(cpu);
+    let cpu = &describe_cpu(cpu);
     let Ok(device) = Cpu::open(threads) else { return cpu.clone() };
     let be: &dyn Backend = &device;
     let Ok(arena) = Arena::new(be, 2 * COPIED + (1 << 16)) else { return cpu.clone() };
@@ -72,7 +72,7 @@ pub fn measure(cpu: &Hardware, dtype: DType, threads: Option<usize>, care: Care)
 }
 
 /// Row `cpu` with the name of this machine's processor, its cores and its memory.
-fn described(cpu: &Hardware) -> Hardware {
+fn describe_cpu(cpu: &Hardware) -> Hardware {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     let name = processor::name().unwrap_or_else(|| "this machine's processor".to_string());
     let memory = HostMemory::detect().map(|memory| memory.total.0 as f64 / GIB);
@@ -112,9 +112,9 @@ impl Timings {
     fn row(&self, cpu: &Hardware, dtype: DType) -> Hardware {
         let ops = if dtype == DType::F32 { &cpu.ops } else { &cpu.ops_16 };
         let [product, copy] = self.best;
-        let copied = rounded(2.0 * COPIED as f64 / copy / 1e9);
+        let copied = round_speed(2.0 * COPIED as f64 / copy / 1e9);
         Hardware {
-            peak_tflops: rounded(2.0 * (ROWS * WIDTH * WIDTH) as f64 / product / 1e12),
+            peak_tflops: round_speed(2.0 * (ROWS * WIDTH * WIDTH) as f64 / product / 1e12),
             hbm_gb_s: copied,
             host_gb_s: copied,
             is_local: true,
@@ -153,7 +153,7 @@ fn time_in_turns(mut ops: [&mut dyn FnMut(); 2], care: Care) -> Timings {
 }
 
 /// Rounds to a thousandth; the next try differs by more.
-fn rounded(speed: f64) -> f64 {
+fn round_speed(speed: f64) -> f64 {
     (speed * 1e3).ceil() / 1e3
 }
 

@@ -4,7 +4,7 @@
 //! credit of a message is at most the computation that it overlaps, and at most its own duration.
 
 use crate::parts::TRAFFIC;
-use comm::dry::How;
+use comm::dry::WaitPoint;
 
 /// Event of a rank.
 #[derive(Clone, Copy, Debug)]
@@ -13,7 +13,7 @@ pub enum TimedEvent {
     Compute(f64),
     /// Messages within a node share its links, and those between nodes its adapters.
     /// `row` is that of `TRAFFIC`.
-    Send { how: How, row: usize, in_node: bool, seconds: f64 },
+    Send { wait: WaitPoint, row: usize, in_node: bool, seconds: f64 },
     /// Wait, as `Event::Finish`.
     Finish(i64),
 }
@@ -37,27 +37,27 @@ pub fn overlap(step: &[TimedEvent]) -> Overlap {
 }
 
 /// Seconds of all messages of a step that may overlap computation.
-pub fn overlappable(step: &[TimedEvent]) -> Overlap {
+pub fn overlappable_seconds(step: &[TimedEvent]) -> Overlap {
     let mut overlap = Overlap::default();
     for event in step {
         if let TimedEvent::Send {
-            how: how @ (How::Soon | How::Queued | How::Message),
+            wait: wait @ (WaitPoint::Soon | WaitPoint::Queued | WaitPoint::Message),
             row,
             seconds,
             ..
         } = *event
         {
-            overlap.add(how, row, seconds);
+            overlap.add(wait, row, seconds);
         }
     }
     overlap
 }
 
 impl Overlap {
-    fn add(&mut self, how: How, row: usize, seconds: f64) {
+    fn add(&mut self, wait: WaitPoint, row: usize, seconds: f64) {
         self.all += seconds;
         self.rows[row] += seconds;
-        if how == How::Message {
+        if wait == WaitPoint::Message {
             self.messages += seconds;
         }
     }
@@ -74,7 +74,7 @@ struct Clock {
 }
 
 struct Message {
-    how: How,
+    wait: WaitPoint,
     row: usize,
     in_node: bool,
     end: f64,
@@ -88,16 +88,16 @@ impl Clock {
         for event in step {
             match *event {
                 TimedEvent::Compute(seconds) => self.now += seconds,
-                TimedEvent::Send { how, row, in_node, seconds } => {
-                    self.send(how, row, in_node, seconds);
-                    overlap.add(how, row, if how == How::Now { 0.0 } else { seconds });
+                TimedEvent::Send { wait, row, in_node, seconds } => {
+                    self.send(wait, row, in_node, seconds);
+                    overlap.add(wait, row, if wait == WaitPoint::Now { 0.0 } else { seconds });
                 }
                 TimedEvent::Finish(number) => {
                     let index = usize::try_from(before + number - 1).ok();
                     let Some(message) = index.and_then(|i| self.messages.get(i)) else { continue };
                     let waited = (message.end - self.now).max(0.0);
                     self.now += waited;
-                    overlap.add(message.how, message.row, -waited);
+                    overlap.add(message.wait, message.row, -waited);
                 }
             }
         }
@@ -105,11 +105,11 @@ impl Clock {
     }
 
     /// The message that is waited for first has the link first; the others end later by as much.
-    fn send(&mut self, how: How, row: usize, in_node: bool, seconds: f64) {
-        let after = |other: &&Message| match how {
-            How::Now => false,
-            How::Soon | How::Message => other.how == how,
-            How::Queued => other.how == How::Queued || other.in_node == in_node,
+    fn send(&mut self, wait: WaitPoint, row: usize, in_node: bool, seconds: f64) {
+        let after = |other: &&Message| match wait {
+            WaitPoint::Now => false,
+            WaitPoint::Soon | WaitPoint::Message => other.wait == wait,
+            WaitPoint::Queued => other.wait == WaitPoint::Queued || other.in_node == in_node,
         };
         let completed = self.messages[self.completed..]
             .iter()
@@ -125,10 +125,10 @@ impl Clock {
             .filter(later)
             .for_each(|other| other.end += seconds);
         let end = start + seconds;
-        match how {
-            How::Now => self.now = end,
-            How::Soon | How::Queued | How::Message => {
-                self.messages.push(Message { how, row, in_node, end });
+        match wait {
+            WaitPoint::Now => self.now = end,
+            WaitPoint::Soon | WaitPoint::Queued | WaitPoint::Message => {
+                self.messages.push(Message { wait, row, in_node, end });
             }
         }
     }
@@ -140,12 +140,12 @@ mod tests {
     use TimedEvent::{Compute, Finish};
 
     /// Tensor-parallel ranks are on one node here, replicas are not.
-    fn send(group: &str, how: How, seconds: f64) -> TimedEvent {
+    fn send(group: &str, wait: WaitPoint, seconds: f64) -> TimedEvent {
         let row = TRAFFIC
             .iter()
             .position(|(name, _)| *name == group)
             .expect("a row");
-        TimedEvent::Send { how, row, in_node: group == "tensor", seconds }
+        TimedEvent::Send { wait, row, in_node: group == "tensor", seconds }
     }
 
     fn check(step: &[TimedEvent], seconds: f64) {
@@ -156,13 +156,13 @@ mod tests {
     #[test]
     fn a_message_hides_behind_what_is_computed_between_its_begin_and_its_end() {
         let step = |message| {
-            let sum = send("data", How::Queued, message);
+            let sum = send("data", WaitPoint::Queued, message);
             [Compute(5.0), sum, Compute(3.0), Finish(1), Compute(7.0)]
         };
         check(&step(2.0), 2.0);
         check(&step(4.0), 3.0);
-        check(&[Compute(5.0), send("data", How::Now, 2.0), Compute(3.0)], 0.0);
-        let at_once = send("data", How::Queued, 2.0);
+        check(&[Compute(5.0), send("data", WaitPoint::Now, 2.0), Compute(3.0)], 0.0);
+        let at_once = send("data", WaitPoint::Queued, 2.0);
         check(&[Compute(5.0), at_once, Finish(1), Compute(7.0)], 0.0);
     }
 
@@ -170,11 +170,11 @@ mod tests {
     /// before them on the same.
     #[test]
     fn queues_keep_their_order_and_share_a_link() {
-        let sum = || send("data", How::Queued, 4.0);
+        let sum = || send("data", WaitPoint::Queued, 4.0);
         let end = Finish;
         check(&[sum(), sum(), Compute(6.0), end(1), end(2)], 6.0);
         let beside = |group| {
-            let ahead = send(group, How::Soon, 2.0);
+            let ahead = send(group, WaitPoint::Soon, 2.0);
             [sum(), Compute(1.0), ahead, Compute(2.0), end(2), Compute(3.0), end(1)]
         };
         // Beside 6 s: 4 and 2 s on two links, and on one.
@@ -182,22 +182,22 @@ mod tests {
         check(&beside("data"), 6.0);
         // The sum on the shared link ends at 6 s, that on its own at 4.
         let waits = |group| {
-            let ahead = send(group, How::Soon, 2.0);
+            let ahead = send(group, WaitPoint::Soon, 2.0);
             [sum(), Compute(1.0), ahead, Compute(2.0), end(2), end(1)]
         };
         check(&waits("tensor"), 5.0);
         check(&waits("data"), 3.0);
-        check(&[sum(), send("data", How::Now, 2.0), Compute(3.0), end(1)], 3.0);
-        check(&[sum(), send("tensor", How::Now, 2.0), Compute(3.0), end(1)], 4.0);
+        check(&[sum(), send("data", WaitPoint::Now, 2.0), Compute(3.0), end(1)], 3.0);
+        check(&[sum(), send("tensor", WaitPoint::Now, 2.0), Compute(3.0), end(1)], 4.0);
     }
 
     /// Messages after each other, beside sums on another link, and before them on the same.
     #[test]
     fn messages_have_a_queue_of_their_own() {
-        let message = || send("pipeline", How::Message, 2.0);
+        let message = || send("pipeline", WaitPoint::Message, 2.0);
         let step = [message(), message(), Compute(3.0), Finish(1), Finish(2)];
         assert_eq!(overlap(&step), Overlap { all: 3.0, messages: 3.0, rows: [0.0, 3.0, 0.0, 0.0] });
-        let sum = |group| send(group, How::Queued, 4.0);
+        let sum = |group| send(group, WaitPoint::Queued, 4.0);
         let step = |group| [sum(group), message(), Compute(5.0), Finish(2), Finish(1)];
         let rows = |tensor, data| [tensor, 2.0, data, 0.0];
         let tensor = Overlap { all: 6.0, messages: 2.0, rows: rows(4.0, 0.0) };
@@ -209,7 +209,7 @@ mod tests {
     /// Weights gathered at a step's end are waited for in the next.
     #[test]
     fn what_is_begun_at_the_end_hides_in_the_next_step() {
-        let gather = || send("data", How::Queued, 4.0);
+        let gather = || send("data", WaitPoint::Queued, 4.0);
         check(&[Compute(3.0), Finish(0), Compute(9.0), gather()], 3.0);
         check(&[Compute(3.0), Finish(-1), Compute(9.0), Finish(0), gather(), gather()], 7.0);
     }

@@ -33,7 +33,7 @@ impl<'a> Prices<'a> {
             [SHARES, STAGES, GRADIENT_AXES, STAGES].map(|axes| grid.group(grid.first(), axes));
         let links =
             groups.map(|members| (count_on_node(s, &members) == members.len(), link(s, &members)));
-        Prices { hw, shares: hw.shares().divided(ranks), links, factors: hw.parts }
+        Prices { hw, shares: hw.shares().divide_among(ranks), links, factors: hw.parts }
     }
 
     /// Prices with links between replicas that are faster by this factor.
@@ -109,10 +109,10 @@ impl<'a> Prices<'a> {
     pub fn time(&self, event: &Event) -> TimedEvent {
         match event {
             Event::Compute(ops) => TimedEvent::Compute(self.ops(ops)),
-            Event::Send { group, sent, how, .. } => {
+            Event::Send { group, sent, wait, .. } => {
                 let row = row(group);
                 let (in_node, _) = self.links[row];
-                TimedEvent::Send { how: *how, row, in_node, seconds: self.message(row, sent) }
+                TimedEvent::Send { wait: *wait, row, in_node, seconds: self.message(row, sent) }
             }
             Event::Finish(number) => TimedEvent::Finish(*number),
         }

@@ -19,7 +19,7 @@ pub fn advice(loaded: &Loaded, limits: MemoryLimits, hw: &'static Hardware) -> S
     let setup = &Setup::new(manifest, Program::Gptrain, hw);
     let small = Advisor { effective, manifest, setup, limits }.remedies();
     if small.is_empty() {
-        return another_topology(manifest, setup, limits);
+        return suggest_topology(manifest, setup, limits);
     }
     small
         .iter()
@@ -30,13 +30,13 @@ pub fn advice(loaded: &Loaded, limits: MemoryLimits, hw: &'static Hardware) -> S
 }
 
 /// Fastest topology over as many GPUs; else the fewest GPUs.
-fn another_topology(m: &Manifest, setup: &Setup, limits: MemoryLimits) -> String {
+fn suggest_topology(m: &Manifest, setup: &Setup, limits: MemoryLimits) -> String {
     let search = search(m, setup, limits);
     let ranks = setup.ranks();
-    if let Some(found) = same_devices(m, setup, limits) {
+    if let Some(found) = flags_of_fastest_cut(m, setup, limits) {
         return format!("no small change is enough; over {ranks} GPUs this topology fits: {found}");
     }
-    match search.fewest(MOST_DEVICES) {
+    match search.find_fewest_devices(MOST_DEVICES) {
         Some(found) => format!(
             "no topology over {ranks} GPUs fits; {} GPUs hold it: {}",
             found.setup.ranks(),
@@ -47,13 +47,13 @@ fn another_topology(m: &Manifest, setup: &Setup, limits: MemoryLimits) -> String
 }
 
 /// The flags of the fastest cut over as many GPUs.
-pub fn same_devices(m: &Manifest, setup: &Setup, limits: MemoryLimits) -> Option<String> {
+pub fn flags_of_fastest_cut(m: &Manifest, setup: &Setup, limits: MemoryLimits) -> Option<String> {
     let found = search(m, setup, limits).first(setup.ranks());
     found.map(|found| set_flags(&print::sets(m, &found.setup)))
 }
 
 fn search<'a>(m: &'a Manifest, setup: &'a Setup, limits: MemoryLimits) -> Search<'a> {
-    let planner = Planner::own(m, limits);
+    let planner = Planner::for_gptrain(m, limits);
     let ramp = m.batch.ramp();
     let samples = m.train.samples;
     Search::new(planner, setup, ramp, samples, Extras::default())

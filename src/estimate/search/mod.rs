@@ -8,7 +8,7 @@ mod sizes;
 mod exclusions;
 pub mod print;
 
-use super::days::{Days, through};
+use super::days::{Days, plan_run};
 use super::gptrain::bounds::{Bound, Bounds};
 use super::gptrain::cuts;
 use super::gptrain::dry_run::{self, MemoryLimits};
@@ -61,13 +61,13 @@ impl<'a> Planner<'a> {
         other: Option<&'a dyn Predict>,
     ) -> Planner<'a> {
         match other {
-            None => Planner::own(manifest, MemoryLimits::new(manifest, setup.hardware)),
+            None => Planner::for_gptrain(manifest, MemoryLimits::new(manifest, setup.hardware)),
             Some(other) => Planner { manifest, means: Means::Predictor(other) },
         }
     }
 
     /// Planner of gptrain's own cuts, a rank of which may reserve at most `limits`.
-    pub fn own(manifest: &'a Manifest, limits: MemoryLimits) -> Planner<'a> {
+    pub fn for_gptrain(manifest: &'a Manifest, limits: MemoryLimits) -> Planner<'a> {
         Planner { manifest, means: Means::DryRun(limits) }
     }
 
@@ -188,7 +188,7 @@ impl<'a> Search<'a> {
     }
 
     /// Reports its progress to `watch`.
-    pub fn watched(self, watch: Watch<'a>) -> Search<'a> {
+    pub fn with_watch(self, watch: Watch<'a>) -> Search<'a> {
         Search { watch: Some(watch), ..self }
     }
 
@@ -213,12 +213,12 @@ impl<'a> Search<'a> {
 
     /// All cuts that fit on exactly `devices`, the fastest first.
     pub fn all(&self, devices: usize) -> Vec<Candidate> {
-        let all = self.fastest(devices, usize::MAX).into_iter();
+        let all = self.find_fastest(devices, usize::MAX).into_iter();
         all.map(|evaluated| evaluated.candidate).collect()
     }
 
     /// Cuts with the fastest steps over exactly `devices`, at most `most` of them.
-    fn fastest(&self, devices: usize, most: usize) -> Vec<Evaluated> {
+    fn find_fastest(&self, devices: usize, most: usize) -> Vec<Evaluated> {
         self.fastest_of(&self.cuts(devices), most)
     }
 
@@ -312,9 +312,9 @@ impl<'a> Search<'a> {
     }
 
     /// Best cut of `devices` over the whole run.
-    fn best(&self, devices: usize) -> Option<Planned> {
+    fn find_best(&self, devices: usize) -> Option<Planned> {
         Some(
-            self.simplest_first(&self.cuts(devices), 1)?
+            self.rank_simplest_first(&self.cuts(devices), 1)?
                 .best
                 .swap_remove(0),
         )
@@ -322,18 +322,18 @@ impl<'a> Search<'a> {
 
     /// Fastest cut of `devices`.
     pub fn first(&self, devices: usize) -> Option<Candidate> {
-        self.fastest(devices, 1)
+        self.find_fastest(devices, 1)
             .pop()
             .map(|evaluated| evaluated.candidate)
     }
 
-    fn planned(&self, evaluated: Evaluated) -> Planned {
+    fn plan_run_of(&self, evaluated: Evaluated) -> Planned {
         let Evaluated { candidate, stages, .. } = evaluated;
         let mut seconds = |setup: &Setup| match self.planner.means {
             Means::DryRun(_) => dry_run::seconds(&stages, setup),
             Means::Predictor(predictor) => predictor.needs(setup).seconds,
         };
-        let days = through(self.ramp, self.samples, &candidate.setup, &mut seconds);
+        let days = plan_run(self.ramp, self.samples, &candidate.setup, &mut seconds);
         Planned { days, candidate }
     }
 
@@ -341,7 +341,7 @@ impl<'a> Search<'a> {
     /// if no cut fits.
     pub fn rank(&self, devices: usize) -> Option<Ranking> {
         let mut found = self.ranked(devices)?;
-        let wider = found.only_smaller.then(|| self.smaller());
+        let wider = found.only_smaller.then(|| self.with_memory_extras());
         let search = wider.as_ref().unwrap_or(self);
         found.pareto = search.pareto(devices, found.best[0].clone());
         Some(found)
@@ -350,7 +350,7 @@ impl<'a> Search<'a> {
     /// Best cuts of exactly `devices`.
     pub fn ranked(&self, devices: usize) -> Option<Ranking> {
         self.ranked_as_asked(devices).or_else(|| {
-            let wider = self.smaller();
+            let wider = self.with_memory_extras();
             let wanted = self.planner.is_own() && wider.extras != self.extras;
             let found = wanted.then(|| wider.ranked_as_asked(devices));
             Some(Ranking { only_smaller: true, ..found?? })
@@ -358,13 +358,13 @@ impl<'a> Search<'a> {
     }
 
     /// Search with extras that need less memory.
-    fn smaller(&self) -> Search<'a> {
+    fn with_memory_extras(&self) -> Search<'a> {
         let extras = Extras { powersgd: self.extras.powersgd, ..Extras::SMALLER };
         Search { extras, ..self.clone() }
     }
 
     fn ranked_as_asked(&self, devices: usize) -> Option<Ranking> {
-        self.simplest_first(&self.cuts(devices), BEST)
+        self.rank_simplest_first(&self.cuts(devices), BEST)
     }
 
     /// Days and GPU-hours for numbers of devices.
@@ -373,7 +373,10 @@ impl<'a> Search<'a> {
         let eighths = (1..8)
             .map(|part| devices * part / 8 / node * node)
             .filter(|n| *n > 0);
-        let mut plans: Vec<Planned> = eighths.filter_map(|n| self.best(n)).chain([best]).collect();
+        let mut plans: Vec<Planned> = eighths
+            .filter_map(|n| self.find_best(n))
+            .chain([best])
+            .collect();
         plans.sort_by(|a, b| a.days.seconds.total_cmp(&b.days.seconds));
         let mut cheapest = f64::INFINITY;
         plans.retain(|planned| {
@@ -390,13 +393,13 @@ impl<'a> Search<'a> {
         let mut counts = vec![ranks / 8, ranks / 4, ranks / 2, ranks, 2 * ranks, 4 * ranks];
         counts.retain(|n| *n > 0);
         counts.dedup();
-        let best = counts.into_iter().filter_map(|n| self.best(n));
+        let best = counts.into_iter().filter_map(|n| self.find_best(n));
         best.map(|p| (p.days.devices, p.days.days(), print::describe(&p.candidate.setup)))
             .collect()
     }
 
     /// Fewest whole nodes on which the model fits, with the cut; part of a node if that is enough.
-    pub fn fewest(&self, most: usize) -> Option<Candidate> {
+    pub fn find_fewest_devices(&self, most: usize) -> Option<Candidate> {
         let node = self.setup.per_node;
         let part_of_node = (0..).map(|i| 1 << i).take_while(|n| *n < node);
         let nodes = (1..=most / node).map(|n| n * node);

@@ -41,7 +41,7 @@ fn choices(base: &Setup, ramp: Ramp) -> Vec<Setup> {
         }
     }
     for micro in micros {
-        for zero in base.program.zeros(pipeline) {
+        for zero in base.program.zero_levels(pipeline) {
             for recompute in base.program.recomputes() {
                 for (schedule, chunks) in &schedules {
                     let mut setup = Setup { micro, ..base.clone() };

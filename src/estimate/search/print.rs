@@ -12,13 +12,13 @@ use model::parameters;
 use serde_json::{Value, json};
 
 /// The fewest devices.
-pub fn fewest(m: &Manifest, found: &Candidate) -> Printout {
+pub fn print_fewest_devices(m: &Manifest, found: &Candidate) -> Printout {
     let s = &found.setup;
     let json = json!({ "min_gpus": s.ranks(), "way": cut(m, found) });
     let mut out = Printout::new(json);
     out.line(format!("{}: at least {} × {}: {}", m.name, s.ranks(), s.hardware.name, needs(found)));
     out.line(format!("  {}", describe(s)));
-    out.indented(flag_lines(&sets(m, s)));
+    out.push_indented(flag_lines(&sets(m, s)));
     out
 }
 
@@ -50,7 +50,7 @@ pub fn largest(m: &Manifest, devices: usize, found: &Candidate) -> Printout {
         model.heads,
     ));
     out.line(format!("  {}:\n  {}", needs(found), describe(&found.setup)));
-    out.indented(flag_lines(&sets));
+    out.push_indented(flag_lines(&sets));
     out
 }
 
@@ -72,11 +72,11 @@ pub fn ranking(
     let (chosen, over) = within_budget(found, wanted, terms);
     let json = json!({
         "objective": objective,
-        "best": planned(m, terms, [chosen]).object(0),
+        "best": plan_table(m, terms, [chosen]).object(0),
         "only_smaller": found.only_smaller,
         "equal": found.equal,
-        "ways": planned(m, terms, &found.best).json(),
-        "pareto": planned(m, terms, &found.pareto).json(),
+        "ways": plan_table(m, terms, &found.best).json(),
+        "pareto": plan_table(m, terms, &found.pareto).json(),
     });
     let mut out = Printout::new(json);
     let Candidate { setup, seconds, seconds_error, .. } = &chosen.candidate;
@@ -90,11 +90,11 @@ pub fn ranking(
         terms.paid(&chosen.days),
     ));
     out.line(format!("  {}", describe(setup)));
-    out.indented(flag_lines(&sets(m, setup)));
-    out.indented(setup.hardware.notes(setup.program.name(), duration));
+    out.push_indented(flag_lines(&sets(m, setup)));
+    out.push_indented(setup.hardware.notes(setup.program.name(), duration));
     let smaller =
         if found.only_smaller { ", none without 8-bit moments or states on the host" } else { "" };
-    out.table(planned(m, terms, &found.best).titled(format!(
+    out.table(plan_table(m, terms, &found.best).titled(format!(
         "of {} topologies over {devices} × {}{smaller}, the fastest through the whole run:",
         Count(found.cuts as u64),
         setup.hardware.name
@@ -109,7 +109,7 @@ pub fn ranking(
             100.0 * slower
         ));
     }
-    out.table(planned(m, terms, &found.pareto).titled(
+    out.table(plan_table(m, terms, &found.pareto).titled(
         "Pareto: the best of each number of devices that is faster or cheaper than all others:",
     ));
     out
@@ -172,7 +172,11 @@ fn cut(m: &Manifest, found: &Candidate) -> Value {
 }
 
 /// Cuts with the duration and cost of the run.
-fn planned<'a>(m: &Manifest, terms: &Terms, plans: impl IntoIterator<Item = &'a Planned>) -> Table {
+fn plan_table<'a>(
+    m: &Manifest,
+    terms: &Terms,
+    plans: impl IntoIterator<Item = &'a Planned>,
+) -> Table {
     cut_columns(m, Rows::new(plans), |planned| &planned.candidate)
         .json("gpus", |p| p.days.devices)
         .column("time", "days", |p| terms.days_cell(&p.days, short_span))

@@ -46,14 +46,14 @@ impl Equal {
 impl Search<'_> {
     /// Fastest cuts over the run, at most `most` of them, after the simplest of those that are equally
     /// fast. None if no cut fits.
-    pub(super) fn simplest_first(&self, cuts: &[Setup], most: usize) -> Option<Ranking> {
+    pub(super) fn rank_simplest_first(&self, cuts: &[Setup], most: usize) -> Option<Ranking> {
         let fastest = self.fastest_of(cuts, most).into_iter();
         let (numbers, mut best): (Vec<usize>, Vec<Planned>) = fastest
-            .map(|evaluated| (evaluated.number, self.planned(evaluated)))
+            .map(|evaluated| (evaluated.number, self.plan_run_of(evaluated)))
             .unzip();
         best.sort_by(|a, b| a.days.seconds.total_cmp(&b.days.seconds));
         let equal = Equal::new(best.first()?);
-        match self.simplest(cuts, &numbers, equal) {
+        match self.find_simplest(cuts, &numbers, equal) {
             Some(other) => best.insert(0, other),
             None => {
                 let ours = best
@@ -63,7 +63,7 @@ impl Search<'_> {
                 let simplest = ours
                     .min_by_key(|(_, planned)| {
                         let Planned { candidate, .. } = planned;
-                        (!equal.leaves_room(candidate), splits(&candidate.setup))
+                        (!equal.leaves_room(candidate), splits_key(&candidate.setup))
                     })
                     .map_or(0, |(place, _)| place);
                 best[..=simplest].rotate_right(1);
@@ -78,10 +78,10 @@ impl Search<'_> {
     }
 
     /// The simplest of the equally fast cuts that leave room, unless it is one of those evaluated so far.
-    fn simplest(&self, cuts: &[Setup], evaluated: &[usize], equal: Equal) -> Option<Planned> {
+    fn find_simplest(&self, cuts: &[Setup], evaluated: &[usize], equal: Equal) -> Option<Planned> {
         base::threads::init_rayon();
         let mut order: Vec<usize> = (0..cuts.len()).collect();
-        order.sort_by_cached_key(|number| splits(&cuts[*number]));
+        order.sort_by_cached_key(|number| splits_key(&cuts[*number]));
         for some in order.chunks(4 * rayon::current_num_threads()) {
             let promising = some.par_iter().with_max_len(1).filter(|number| {
                 let bound = self.bound(&cuts[**number]);
@@ -91,7 +91,9 @@ impl Search<'_> {
                 .filter_map(|number| self.planner.evaluate(&cuts[*number], *number))
                 .filter(|evaluated| equal.leaves_room(&evaluated.candidate))
                 .collect();
-            let mut found = found.into_iter().map(|one| (one.number, self.planned(one)));
+            let mut found = found
+                .into_iter()
+                .map(|one| (one.number, self.plan_run_of(one)));
             if let Some((number, planned)) = found.find(|(_, planned)| equal.includes(planned)) {
                 return (!evaluated.contains(&number)).then_some(planned);
             }
@@ -102,7 +104,7 @@ impl Search<'_> {
 
 /// Order of cuts by what they split and save, the simplest first: states in the host's memory and other
 /// extras, ZeRO above 1, ranks that share a replica, the rest, and smaller micro-batches.
-pub(super) fn splits(s: &Setup) -> impl Ord + use<> {
+pub(super) fn splits_key(s: &Setup) -> impl Ord + use<> {
     let t = &s.topology;
     let extras = (t.offload.what as usize, s.moments == Moments::Adam8bit, t.compression.is_some());
     let sharded = if t.zero > 1 { t.zero } else { 0 };

@@ -19,7 +19,9 @@ impl Search<'_> {
         for width in 1..=512 {
             // Models of one width share the dry runs of their layers.
             let search = self.with_new_bounds();
-            let mut models = units.iter().map(|unit| sized(self.setup, width, *unit));
+            let mut models = units
+                .iter()
+                .map(|unit| scale_model(self.setup, width, *unit));
             match models.find(|setup| search.for_model(setup).any_fits(devices)) {
                 Some(setup) => {
                     self.report(Progress::Fits(parameters(&setup.model)));
@@ -27,7 +29,7 @@ impl Search<'_> {
                 }
                 // Small models may be too few layers for many devices; large ones need too much.
                 None => {
-                    let widest = sized(self.setup, width, units[0]);
+                    let widest = scale_model(self.setup, width, units[0]);
                     self.report(Progress::FitsNot(parameters(&widest.model)));
                     misses += usize::from(found.is_some());
                 }
@@ -43,7 +45,7 @@ impl Search<'_> {
 
 /// A model of the setup's proportions with 8 heads for each `width`, or as many more as whole groups
 /// take, and a multiple of `unit` layers.
-fn sized(setup: &Setup, width: usize, unit: usize) -> Setup {
+fn scale_model(setup: &Setup, width: usize, unit: usize) -> Setup {
     let m = &setup.model;
     let group = m.heads / m.heads().kv;
     let heads = (8 * width).next_multiple_of(group);

@@ -45,7 +45,7 @@ fn check(sets: &[&str], hardware: &str, devices: usize, extras: Extras) {
             .map(|evaluated| format!("{} {:?}", evaluated.number, evaluated.candidate))
             .collect()
     };
-    let found = search.fastest(devices, BEST);
+    let found = search.find_fastest(devices, BEST);
     assert_eq!(shown(&found), shown(&all[..all.len().min(BEST)]), "{what}");
     assert_eq!(search.any_fits(devices), !all.is_empty(), "{what}");
 }
@@ -90,7 +90,7 @@ fn of_equally_fast_cuts_the_simplest_is_first() {
         let all: Vec<Evaluated> = each
             .filter_map(|(i, cut)| planner.evaluate(cut, i))
             .collect();
-        let all: Vec<Planned> = all.into_iter().map(|one| search.planned(one)).collect();
+        let all: Vec<Planned> = all.into_iter().map(|one| search.plan_run_of(one)).collect();
         let fastest = all
             .iter()
             .map(|p| p.days.seconds)
@@ -100,7 +100,7 @@ fn of_equally_fast_cuts_the_simplest_is_first() {
         assert!(first.days.seconds <= near);
         let room = 0.9 * 80.0 * crate::view::GIB;
         let equal = |p: &&Planned| p.days.seconds <= near && p.candidate.bytes <= room;
-        let order = |p: &Planned| simplest::splits(&p.candidate.setup);
+        let order = |p: &Planned| simplest::splits_key(&p.candidate.setup);
         let simpler = all.iter().filter(equal).find(|p| order(p) < order(first));
         assert!(simpler.is_none(), "{simpler:?} before {first:?}");
         assert!((1..=found.best.len()).contains(&found.equal));

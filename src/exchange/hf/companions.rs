@@ -4,7 +4,7 @@
 use super::TokenIds;
 use anyhow::Context;
 use base::input;
-use data::tokenizer::{self, NamedFile, TOKENIZER, Tokenizer, own_folder};
+use data::tokenizer::{self, NamedFile, TOKENIZER, Tokenizer, settings_folder};
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::io::ErrorKind;
@@ -45,7 +45,7 @@ pub fn carries(folder: &Path) -> bool {
 /// Copies the files that belong to a tokenizer.json or vocab.json. Beside a file with another name, they
 /// may belong to another tokenizer.
 pub fn carry_beside(tokenizer: &Path, to: &Path) -> anyhow::Result<()> {
-    let Some(folder) = own_folder(tokenizer) else { return Ok(()) };
+    let Some(folder) = settings_folder(tokenizer) else { return Ok(()) };
     BESIDE
         .iter()
         .try_for_each(|name| copy(folder, to, name).map(drop))

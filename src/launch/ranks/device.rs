@@ -11,9 +11,10 @@ use engine::{Groups, model_dtype};
 use manifest::{DeviceChoice, GpuTransport, Manifest, Precision};
 use std::time::Duration;
 
-/// Number of a rank on its node.
+/// Place of a rank among the ranks of its node.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalRank {
+    /// Number of the rank on its node.
     pub local_rank: usize,
     /// Number of ranks on its node.
     pub local_world: usize,
@@ -47,11 +48,11 @@ impl Device {
     ) -> Result<Device, Problems> {
         let ordinal = match m.train.device {
             DeviceChoice::Cpu => None,
-            DeviceChoice::Cuda => Some(ordinal(m, local, Gpu::count())?),
+            DeviceChoice::Cuda => Some(choose_gpu(m, local, Gpu::count())?),
             DeviceChoice::Auto => {
                 let count = Gpu::count();
                 has_enough_gpus(m, local, count)
-                    .then(|| ordinal(m, local, count))
+                    .then(|| choose_gpu(m, local, count))
                     .transpose()?
             }
         };
@@ -114,8 +115,8 @@ impl Device {
     /// but no time (benches/LOG.md).
     pub fn advice(&self, precision: Precision) -> Option<String> {
         let multiplied = Instructions::in_use().multiplies_bf16() && precision == Precision::Bf16;
-        let halves = matches!(precision, Precision::Bf16 | Precision::Fp16) && !multiplied;
-        (halves && matches!(self, Device::Cpu(_))).then(|| {
+        let widened = matches!(precision, Precision::Bf16 | Precision::Fp16) && !multiplied;
+        (widened && matches!(self, Device::Cpu(_))).then(|| {
             let name = precision.name();
             format!("{name} saves memory on this processor, but no time: f32 is as fast")
         })
@@ -223,9 +224,9 @@ fn nccl_shares() -> bool {
     std::env::var(SHARED).is_ok_and(|value| value == "1")
 }
 
-/// GPU of a rank, out of `count` visible ones. Without any it is 0, and opening it fails with the
-/// reason.
-fn ordinal(m: &Manifest, local: LocalRank, count: usize) -> Result<usize, Problems> {
+/// Number of a rank's GPU, out of `count` visible ones. Without a visible GPU it is 0, and opening that
+/// fails with the reason.
+fn choose_gpu(m: &Manifest, local: LocalRank, count: usize) -> Result<usize, Problems> {
     let LocalRank { local_rank, local_world, process, .. } = local;
     match m.comm.gpu_transport {
         _ if count == 0 => Ok(0),
@@ -319,7 +320,7 @@ fn check_kinds(all: &[NodeGpu]) -> Result<(), Problems> {
     };
     Err(Problems::one(
         "train.device: auto",
-        format!("{} {has}; the other ranks compute {have}", list(&named_ranks)),
+        format!("{} {has}; the other ranks compute {have}", list_ranks(&named_ranks)),
         "--set train.device=cuda, which says what is missing there, or =cpu",
     ))
 }
@@ -343,7 +344,7 @@ fn check_sharing(all: &[NodeGpu]) -> Result<(), Problems> {
             "train.device: cuda",
             format!(
                 "{} share one GPU of node {}, {} {}: NCCL wants one for each",
-                list(&ranks),
+                list_ranks(&ranks),
                 found.0,
                 gpu.name,
                 gpu
@@ -358,8 +359,8 @@ fn name_with_node(all: &[NodeGpu], rank: usize) -> String {
     format!("rank {rank} (node {})", all[rank].0)
 }
 
-/// List of the first few ranks: "rank 1, rank 2 and rank 5".
-fn list(names: &[String]) -> String {
+/// Names as a list, at most eight of them: "rank 1, rank 2 and rank 5".
+fn list_ranks(names: &[String]) -> String {
     const NAMED: usize = 8;
     match names {
         [all @ .., last] if !all.is_empty() && names.len() <= NAMED => {

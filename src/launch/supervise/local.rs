@@ -57,7 +57,7 @@ pub fn start_unrecorded_processes(
         }
         return Ok(false);
     }
-    if !are_processes()? || !ranks::gpu_for_each_rank(m) {
+    if !starts_processes()? || !ranks::gpu_for_each_rank(m) {
         return Ok(false);
     }
     check()?;
@@ -71,7 +71,7 @@ pub fn start_unrecorded_processes(
     }
 }
 
-fn are_processes() -> Result<bool, Problems> {
+fn starts_processes() -> Result<bool, Problems> {
     match std::env::var(RANKS).ok().as_deref() {
         None | Some("" | "processes") => Ok(true),
         Some("threads") => Ok(false),
@@ -96,15 +96,15 @@ struct LocalProcess {
 
 struct LocalProcesses {
     ranks: Vec<LocalProcess>,
-    /// Number of the first rank that failed, and the end of the time in which the others report it.
-    first: Option<(usize, Deadline)>,
+    /// First rank that failed, and the end of the time in which the others may report the failure.
+    first_failed: Option<(usize, Deadline)>,
 }
 
 impl LocalProcesses {
     fn start(world: usize, words: &[OsString]) -> Result<LocalProcesses> {
-        let address = LauncherEnv::free_address().context("looking for a free port")?;
+        let address = LauncherEnv::find_free_address().context("looking for a free port")?;
         let epoch = Place::epoch().unwrap_or(0);
-        let mut all = LocalProcesses { ranks: Vec::with_capacity(world), first: None };
+        let mut all = LocalProcesses { ranks: Vec::with_capacity(world), first_failed: None };
         for rank in 0..world {
             let place = Place { epoch, rank, world, address: address.clone() };
             all.ranks.push(LocalProcess::start(&place, words)?);
@@ -116,8 +116,8 @@ impl LocalProcesses {
     fn wait(&mut self, signals: &Signals) -> Result<()> {
         loop {
             for (rank, process) in self.ranks.iter_mut().enumerate() {
-                if process.has_failed()? && self.first.is_none() {
-                    self.first = Some((rank, Deadline::after(GRACE)));
+                if process.has_failed()? && self.first_failed.is_none() {
+                    self.first_failed = Some((rank, Deadline::after(GRACE)));
                 }
             }
             let running = self.ranks.iter().filter(|process| process.ended.is_none());
@@ -125,7 +125,10 @@ impl LocalProcesses {
                 return Ok(());
             }
             signals.forward(running.map(|process| &process.child));
-            if self.first.is_some_and(|(_, grace)| grace.has_passed()) {
+            if self
+                .first_failed
+                .is_some_and(|(_, grace)| grace.has_passed())
+            {
                 self.kill_all()?;
             }
             std::thread::sleep(POLL);
@@ -147,7 +150,7 @@ impl LocalProcesses {
         for process in &mut self.ranks {
             process.read_to_end();
         }
-        let Some((rank, _)) = self.first else { return Ok(0) };
+        let Some((rank, _)) = self.first_failed else { return Ok(0) };
         let codes: Vec<u8> = self
             .ranks
             .iter()
@@ -185,7 +188,7 @@ impl LocalProcess {
         let mut command = Command::new(std::env::current_exe().context("finding this program")?);
         command
             .args(words)
-            .envs(LauncherEnv::local_variables(place));
+            .envs(LauncherEnv::variables_for_place(place));
         if place.rank > 0 {
             command.stderr(Stdio::piped());
         }
@@ -257,9 +260,9 @@ fn forward_lines(mut lines: impl BufRead, last: &Mutex<String>) {
 mod tests {
     use super::*;
 
-    /// Ranks of a shell that ended so, in this order; `None`: killed because of the first.
-    fn ended(scripts: &[Option<&str>]) -> LocalProcesses {
-        let mut all = LocalProcesses { ranks: Vec::new(), first: None };
+    /// Ranks that ended as these shell scripts do; `None`: killed because another one had failed.
+    fn run_scripts(scripts: &[Option<&str>]) -> LocalProcesses {
+        let mut all = LocalProcesses { ranks: Vec::new(), first_failed: None };
         for script in scripts {
             let mut child = Command::new("sh");
             child.args(["-c", script.unwrap_or("kill -KILL $$")]);
@@ -268,8 +271,8 @@ mod tests {
             let killed = script.is_none();
             let mut one = LocalProcess { child, reader: None, last_line, ended: None, killed };
             one.ended = Some(one.child.wait().unwrap());
-            if all.first.is_none() && one.has_failed().unwrap() {
-                all.first = Some((all.ranks.len(), Deadline::after(GRACE)));
+            if all.first_failed.is_none() && one.has_failed().unwrap() {
+                all.first_failed = Some((all.ranks.len(), Deadline::after(GRACE)));
             }
             all.ranks.push(one);
         }
@@ -277,7 +280,7 @@ mod tests {
     }
 
     fn outcome(scripts: &[Option<&str>], stopped: bool) -> Result<u8, String> {
-        ended(scripts)
+        run_scripts(scripts)
             .outcome(stopped)
             .map_err(|failed| failed.line)
     }

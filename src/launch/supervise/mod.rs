@@ -137,9 +137,9 @@ impl Supervisor<'_> {
                 let ended = self.rendezvous.job_exit_code().filter(|ended| *ended > 0);
                 return Ok(ended.or(code).unwrap_or(0));
             }
-            if let Some(end) = self.plan.end {
-                if self.plan.by == self.rendezvous.task && !self.plan.why.is_empty() {
-                    return Err(Failed::new(self.plan.why.clone()).into());
+            if let Some(end) = self.plan.exit_code {
+                if self.plan.decided_by == self.rendezvous.task && !self.plan.message.is_empty() {
+                    return Err(Failed::new(self.plan.message.clone()).into());
                 }
                 return Ok(end);
             }
@@ -241,18 +241,19 @@ impl Supervisor<'_> {
             self.rendezvous
                 .join(self.epoch, &mine, members, wait, |arrivals: &[Arrival]| {
                     let next = match self.rendezvous.tasks {
-                        1 => self.plan.next_alone(m, arrivals, (self.newest)()),
-                        _ => self.plan.next(m, arrivals, (self.newest)()),
+                        1 => self.plan.replan_alone(m, arrivals, (self.newest)()),
+                        _ => self.plan.replan(m, arrivals, (self.newest)()),
                     };
-                    EpochPlan { by: self.rendezvous.task, ..next }
+                    EpochPlan { decided_by: self.rendezvous.task, ..next }
                 })
         })?;
         let Some(plan) = agreed else { return Ok(false) };
         self.plan = plan;
-        if self.plan.by == self.rendezvous.task && self.plan.end.is_none() {
-            let tried = self.plan.tried;
+        if self.plan.decided_by == self.rendezvous.task && self.plan.exit_code.is_none() {
+            let restarts = self.plan.restarts;
             let max = m.restart.max;
-            let line = format!("restart {} ({tried} of {max}): {}", self.epoch, self.plan.why);
+            let line =
+                format!("restart {} ({restarts} of {max}): {}", self.epoch, self.plan.message);
             tracing::warn!("{line}");
             alerts::call(m, &events::add(&m.log.folder, Kind::Restart, &line));
         }

@@ -26,13 +26,13 @@ pub struct EpochPlan {
     /// Step of the newest checkpoint.
     pub step: u64,
     /// Restarts from that checkpoint so far.
-    pub tried: u32,
+    pub restarts: u32,
     /// Task that decided.
-    pub by: usize,
+    pub decided_by: usize,
     /// Message for the user: "from the checkpoint of step 6, without task 2 …".
-    pub why: String,
+    pub message: String,
     /// Exit code if the job ends instead.
-    pub end: Option<u8>,
+    pub exit_code: Option<u8>,
 }
 
 impl EpochPlan {
@@ -44,15 +44,15 @@ impl EpochPlan {
 
     /// Restarts from the checkpoint of `step` so far.
     fn restarts_from(&self, step: u64) -> u32 {
-        if step > self.step { 0 } else { self.tried }
+        if step > self.step { 0 } else { self.restarts }
     }
 
     /// Plan that ends the job, if another start would not help.
-    fn end(&self, m: &Manifest, arrivals: &[Arrival], step: u64) -> Option<EpochPlan> {
+    fn give_up(&self, m: &Manifest, arrivals: &[Arrival], step: u64) -> Option<EpochPlan> {
         // An error that all ranks agreed on would recur after a restart.
         let codes: Vec<u8> = arrivals.iter().filter_map(|arrival| arrival.code).collect();
         if !codes.is_empty() && codes.iter().all(|code| *code == 1) {
-            return Some(EpochPlan { end: Some(1), why: String::new(), ..self.clone() });
+            return Some(EpochPlan { exit_code: Some(1), message: String::new(), ..self.clone() });
         }
         let tried = self.restarts_from(step);
         let max = m.restart.max;
@@ -61,26 +61,27 @@ impl EpochPlan {
             "no further restart: {times} from the checkpoint of step {step} brought no newer one \
              (restart.max: {max})"
         );
-        (tried >= max).then(|| EpochPlan { end: Some(3), why, ..self.clone() })
+        (tried >= max).then(|| EpochPlan { exit_code: Some(3), message: why, ..self.clone() })
     }
 
     /// Plan after a failure of a task that has all ranks as threads.
-    pub fn next_alone(&self, m: &Manifest, arrivals: &[Arrival], step: u64) -> EpochPlan {
-        let why = self.message(&[0], &[0], self.data, step);
-        let next = EpochPlan { step, tried: self.restarts_from(step) + 1, why, ..self.clone() };
-        self.end(m, arrivals, step).unwrap_or(next)
+    pub fn replan_alone(&self, m: &Manifest, arrivals: &[Arrival], step: u64) -> EpochPlan {
+        let message = self.message(&[0], &[0], self.data, step);
+        let next =
+            EpochPlan { step, restarts: self.restarts_from(step) + 1, message, ..self.clone() };
+        self.give_up(m, arrivals, step).unwrap_or(next)
     }
 
     /// Plan after a failure, with the newest checkpoint at `step` and the tasks that joined.
-    pub fn next(&self, m: &Manifest, arrivals: &[Arrival], step: u64) -> EpochPlan {
-        if let Some(end) = self.end(m, arrivals, step) {
+    pub fn replan(&self, m: &Manifest, arrivals: &[Arrival], step: u64) -> EpochPlan {
+        if let Some(end) = self.give_up(m, arrivals, step) {
             return end;
         }
         let tasks: Vec<usize> = arrivals.iter().map(|arrival| arrival.task).collect();
         let replica = m.topology.tensor * m.topology.pipeline;
         let Some(data) = (1..=m.topology.data)
             .rev()
-            .find(|data| replica * data <= tasks.len() && divides(m, *data))
+            .find(|data| replica * data <= tasks.len() && is_batch_divisible(m, *data))
         else {
             let why = format!(
                 "no further restart: {} of {} tasks remain, and one replica needs {replica} \
@@ -90,13 +91,22 @@ impl EpochPlan {
                 m.topology.tensor,
                 m.topology.pipeline
             );
-            return EpochPlan { end: Some(3), why, ..self.clone() };
+            return EpochPlan { exit_code: Some(3), message: why, ..self.clone() };
         };
         let tried = self.restarts_from(step);
         let members = self.assign_ranks(&tasks, replica * data);
-        let why = self.message(&tasks, &members, data, step);
+        let message = self.message(&tasks, &members, data, step);
         let address = address(&members, arrivals);
-        EpochPlan { members, data, address, step, tried: tried + 1, by: 0, why, end: None }
+        EpochPlan {
+            members,
+            data,
+            address,
+            step,
+            restarts: tried + 1,
+            decided_by: 0,
+            message,
+            exit_code: None,
+        }
     }
 
     /// Tasks of `ranks` ranks. If their number is unchanged, each task keeps its rank, and spares
@@ -144,7 +154,7 @@ impl EpochPlan {
 }
 
 /// Whether every global batch of the run is divisible into micro-batches of `data` replicas.
-fn divides(m: &Manifest, data: usize) -> bool {
+fn is_batch_divisible(m: &Manifest, data: usize) -> bool {
     m.batch
         .ramp()
         .sizes()
@@ -170,7 +180,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    /// tensor 2 × data 2, a batch of 8 in micro-batches of 2.
+    /// tensor 2 × data 3, a batch of 12 in micro-batches of 2.
     fn manifest(sets: &[&str]) -> Manifest {
         let text = "
 model: {layers: 2, hidden: 32, heads: 4, vocab: 128, seq_len: 24}
@@ -187,7 +197,7 @@ train: {samples: 1200}
             .manifest
     }
 
-    fn came(tasks: &[usize]) -> Vec<Arrival> {
+    fn arrivals(tasks: &[usize]) -> Vec<Arrival> {
         tasks
             .iter()
             .map(|task| Arrival { task: *task, host: format!("h{}", task / 2), code: Some(3) })
@@ -198,60 +208,60 @@ train: {samples: 1200}
     fn all_come_back_to_their_ranks_and_spares_take_the_place_of_others() {
         let m = manifest(&[]);
         let first = EpochPlan::first(&m, 0);
-        let same = first.next(&m, &came(&[0, 1, 2, 3, 4, 5]), 40);
-        assert_eq!((&same.members, same.data, same.tried), (&vec![0, 1, 2, 3, 4, 5], 3, 1));
-        assert_eq!((&*same.address, &*same.why), ("", "from the checkpoint of step 40"));
-        let spare = same.next(&m, &came(&[0, 1, 4, 5, 6, 7]), 40);
-        assert_eq!((&spare.members, spare.tried), (&vec![0, 1, 6, 7, 4, 5], 2));
+        let same = first.replan(&m, &arrivals(&[0, 1, 2, 3, 4, 5]), 40);
+        assert_eq!((&same.members, same.data, same.restarts), (&vec![0, 1, 2, 3, 4, 5], 3, 1));
+        assert_eq!((&*same.address, &*same.message), ("", "from the checkpoint of step 40"));
+        let spare = same.replan(&m, &arrivals(&[0, 1, 4, 5, 6, 7]), 40);
+        assert_eq!((&spare.members, spare.restarts), (&vec![0, 1, 6, 7, 4, 5], 2));
         let why = "from the checkpoint of step 40, without tasks 2, 3, with the spare tasks 6, 7";
-        assert_eq!(spare.why, why);
-        let moved = spare.next(&m, &came(&[1, 2, 4, 5, 6, 7]), 80);
-        assert_eq!((&moved.members, moved.tried), (&vec![2, 1, 6, 7, 4, 5], 1), "{moved:?}");
+        assert_eq!(spare.message, why);
+        let moved = spare.replan(&m, &arrivals(&[1, 2, 4, 5, 6, 7]), 80);
+        assert_eq!((&moved.members, moved.restarts), (&vec![2, 1, 6, 7, 4, 5], 1), "{moved:?}");
         assert_eq!(moved.address, "h1:0", "rank 0 has another host");
     }
 
     #[test]
     fn fewer_replicas_whose_batches_are_whole_and_all_again_later() {
         let m = manifest(&[]);
-        let less = EpochPlan::first(&m, 0).next(&m, &came(&[0, 1, 2, 4, 5]), 7);
+        let less = EpochPlan::first(&m, 0).replan(&m, &arrivals(&[0, 1, 2, 4, 5]), 7);
         assert_eq!((&less.members, less.data), (&vec![0, 1, 2, 4], 2));
         let why = "on 2 replicas instead of 3, with the same batch";
-        assert!(less.why.ends_with(why), "{}", less.why);
-        let again = less.next(&m, &came(&[0, 1, 2, 3, 4, 5]), 9);
+        assert!(less.message.ends_with(why), "{}", less.message);
+        let again = less.replan(&m, &arrivals(&[0, 1, 2, 3, 4, 5]), 9);
         assert_eq!((again.members.len(), again.data), (6, 3));
         let five = manifest(&["batch.global=30", "train.samples=1200", "topology.data=5"]);
-        let left = came(&[0, 1, 2, 3, 4, 5, 6, 7]);
-        let plan = EpochPlan::first(&five, 0).next(&five, &left, 0);
+        let left = arrivals(&[0, 1, 2, 3, 4, 5, 6, 7]);
+        let plan = EpochPlan::first(&five, 0).replan(&five, &left, 0);
         assert_eq!((plan.data, plan.members.len()), (3, 6), "30 is not whole for 4 replicas");
     }
 
     #[test]
-    fn the_job_ends_where_another_start_would_be_no_better() {
+    fn the_job_ends_if_another_start_would_not_help() {
         let m = manifest(&[]);
         let first = EpochPlan::first(&m, 5);
-        let few = first.next(&m, &came(&[4]), 5);
-        assert_eq!(few.end, Some(3));
+        let few = first.replan(&m, &arrivals(&[4]), 5);
+        assert_eq!(few.exit_code, Some(3));
         assert!(
-            few.why
+            few.message
                 .contains("1 of 6 tasks remain, and one replica needs 2 (tensor 2")
         );
         let mut plan = first.clone();
         for _ in 0..3 {
-            plan = plan.next(&m, &came(&[0, 1, 2, 3, 4, 5]), 5);
-            assert_eq!(plan.end, None);
+            plan = plan.replan(&m, &arrivals(&[0, 1, 2, 3, 4, 5]), 5);
+            assert_eq!(plan.exit_code, None);
         }
-        let last = plan.next(&m, &came(&[0, 1, 2, 3, 4, 5]), 5);
-        assert_eq!(last.end, Some(3));
+        let last = plan.replan(&m, &arrivals(&[0, 1, 2, 3, 4, 5]), 5);
+        assert_eq!(last.exit_code, Some(3));
         assert!(
-            last.why
+            last.message
                 .contains("3 restarts from the checkpoint of step 5 brought no newer one")
         );
-        let newer = plan.next(&m, &came(&[0, 1, 2, 3, 4, 5]), 6);
-        assert_eq!((newer.end, newer.tried), (None, 1));
-        let agreed: Vec<Arrival> = came(&[0, 1, 2, 3, 4, 5])
+        let newer = plan.replan(&m, &arrivals(&[0, 1, 2, 3, 4, 5]), 6);
+        assert_eq!((newer.exit_code, newer.restarts), (None, 1));
+        let agreed: Vec<Arrival> = arrivals(&[0, 1, 2, 3, 4, 5])
             .into_iter()
             .map(|c| Arrival { code: Some(1), ..c })
             .collect();
-        assert_eq!(first.next(&m, &agreed, 5).end, Some(1));
+        assert_eq!(first.replan(&m, &agreed, 5).exit_code, Some(1));
     }
 }

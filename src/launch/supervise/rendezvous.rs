@@ -226,7 +226,7 @@ mod tests {
     }
 
     fn plan(by: usize, members: Vec<usize>) -> EpochPlan {
-        EpochPlan { members, by, ..EpochPlan::default() }
+        EpochPlan { members, decided_by: by, ..EpochPlan::default() }
     }
 
     #[test]
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_does_not_come_is_waited_for_and_then_left_out() {
+    fn a_task_that_does_not_join_is_left_out_after_the_time_limit() {
         let folder = tempfile::tempdir().unwrap();
         let task = Rendezvous::open(folder.path(), "job", 2, 3).unwrap();
         let decide = |all: &[Arrival]| plan(2, all.iter().map(|one| one.task).collect());
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_older_start_left_does_not_count() {
+    fn files_of_an_older_start_are_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let [_, old] = [0, 1].map(|task| Rendezvous::open(folder.path(), "job", task, 2).unwrap());
         old.join(1, &arrival(1), &[1], Duration::ZERO, |_| plan(1, vec![1]))
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_task_that_ends_leaves_nothing_but_what_the_run_has_made() {
+    fn the_last_task_removes_all_files_but_those_of_the_run() {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("runs/a");
         for begun in [false, true] {

@@ -228,7 +228,7 @@ pub fn topology(
     }
     tensor_cut(topology, model, report);
     pipeline_cut(topology, model, report);
-    interleaving(topology, batch, report);
+    check_interleaving(topology, batch, report);
     zero_in_pipeline(topology, report);
     check_compression(topology, report);
     check_offload(topology, report);
@@ -427,7 +427,7 @@ fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {
 
 /// Checks the interleaved schedule, which needs micro-batches in groups of one per stage (Narayanan
 /// et al. 2021).
-fn interleaving(topology: &Topology, batch: &Batch, report: &mut Report) {
+fn check_interleaving(topology: &Topology, batch: &Batch, report: &mut Report) {
     let keys = ["topology.schedule", "topology.pipeline", "topology.data", "batch"];
     if topology.schedule != Schedule::Interleaved || !report.are_valid(&keys) {
         return;

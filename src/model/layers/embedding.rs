@@ -23,7 +23,7 @@ impl EmbeddingActs {
             if cx.model.embedding_layernorm { saved.matrix(x.rows, x.cols, x.dtype) } else { x };
         EmbeddingActs {
             sum,
-            sum_in: cx.tp.gathered(sum, inputs.rows(), workspace),
+            sum_in: cx.tp.gathered_buffer(sum, inputs.rows(), workspace),
             stats: saved.matrix(x.rows, 2, DType::F32),
             x,
             drop: cx.dropout("embed", cx.model.dropout.embedding, inputs),

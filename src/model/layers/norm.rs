@@ -28,7 +28,7 @@ impl NormActs {
     ) -> NormActs {
         let stats = kept.matrix(x.rows, 2, DType::F32);
         let h = arena.matrix(x.rows, x.cols, x.dtype);
-        NormActs { weights, x, stats, h, h_in: cx.tp.gathered(h, all, arena) }
+        NormActs { weights, x, stats, h, h_in: cx.tp.gathered_buffer(h, all, arena) }
     }
 
     fn forward(&self, cx: &Cx, w: &Params) -> op::LayerNorm {

@@ -27,6 +27,6 @@ pub fn seconds(hw: &Hardware, (m, n, k): (usize, usize, usize), rate: f64) -> f6
 }
 
 /// The share of its time that a product loses to half-empty tiles and waves.
-pub fn wasted(hw: &Hardware, (m, n, k): (usize, usize, usize)) -> f64 {
+pub fn wasted_share(hw: &Hardware, (m, n, k): (usize, usize, usize)) -> f64 {
     1.0 - 2.0 * (m as f64) * (n as f64) * (k as f64) / seconds(hw, (m, n, k), 1.0)
 }

@@ -116,7 +116,7 @@ fn activations(s: &Setup, stage: usize, layers: usize, k: &[f64]) -> [f64; 3] {
     // Megatron-DeepSpeed's ZeRO scripts keep the checkpoints in the host's memory.
     let kept = if trainer.host_inputs { 0.0 } else { 1.0 };
     // Per score: softmax, its dropped-out copy and the mask; op by op there are more copies.
-    let per_score = match (s.flash(), trainer.eager) {
+    let per_score = match (s.keeps_no_scores(), trainer.eager) {
         (true, _) => 0.0,
         (false, true) => 8.0,
         (false, false) => 5.0,

@@ -7,4 +7,4 @@ mod time;
 
 pub use constants::Constants;
 pub use memory::{Memory, memory};
-pub use time::{Products, Time, time, time_with, wasted};
+pub use time::{Products, Time, time, time_of_products, wasted_share};

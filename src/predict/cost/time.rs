@@ -92,7 +92,7 @@ impl Rates<'_> {
         let slowed = |rate: f64, power: T| rate * (rate / A100).powf(-constant(power));
         let cooled = |rate: f64| slowed(rate, T::Fast);
         let power = if s.trainer().tuned { T::Fast } else { T::Aged };
-        let attention = match (s.flash(), s.odd_heads()) {
+        let attention = match (s.keeps_no_scores(), s.has_odd_heads()) {
             (true, _) => slowed(peak, power) * constant(T::Flash),
             (false, true) => peak * constant(T::OddHeads),
             (false, false) => peak * constant(T::Attention),
@@ -168,7 +168,7 @@ impl Products {
             layer: products(s)
                 .into_iter()
                 .map(|(n, k)| {
-                    (s.forwards() + repeated) * one((rows, n, k))
+                    (s.forward_passes() + repeated) * one((rows, n, k))
                         + one((rows, k, n))
                         + one((n, k, rows))
                 })
@@ -179,11 +179,11 @@ impl Products {
 }
 
 pub fn time(s: &Setup, k: &[f64]) -> Time {
-    time_with(s, Products::new(s), k)
+    time_of_products(s, Products::new(s), k)
 }
 
 /// The same, of products that were counted before.
-pub fn time_with(s: &Setup, products: Products, k: &[f64]) -> Time {
+pub fn time_of_products(s: &Setup, products: Products, k: &[f64]) -> Time {
     let r = Rates::new(s, k);
     let layer = layer(s, products, &r);
     let head = head(s, products, &r);
@@ -255,13 +255,13 @@ fn products(s: &Setup) -> Vec<(usize, usize)> {
 }
 
 /// The share of a layer's products that is lost to half-empty tiles and waves.
-pub fn wasted(s: &Setup) -> f64 {
+pub fn wasted_share(s: &Setup) -> f64 {
     let rows = s.model.seq_len * s.micro;
     let shapes = products(s);
     let size = |(n, k): &(usize, usize)| (n * k) as f64;
     shapes
         .iter()
-        .map(|(n, k)| size(&(*n, *k)) * gemm::wasted(s.hardware, (rows, *n, *k)))
+        .map(|(n, k)| size(&(*n, *k)) * gemm::wasted_share(s.hardware, (rows, *n, *k)))
         .sum::<f64>()
         / shapes.iter().map(size).sum::<f64>()
 }
@@ -270,13 +270,13 @@ pub fn wasted(s: &Setup) -> f64 {
 fn layer(s: &Setup, products: Products, r: &Rates) -> Work {
     let m = &s.model;
     let rows = m.seq_len * s.micro;
-    let forwards = s.forwards();
+    let forwards = s.forward_passes();
     let t = s.topology.tensor as f64;
     let selective = s.topology.recompute == Recompute::Selective;
     let scores = (m.seq_len * rows * m.heads) as f64 / t;
     // Scores that are not kept are computed for half the pairs, and a fifth time in backward.
     let again = if selective { 1.0 } else { 0.0 };
-    let (passes, stored) = if s.flash() {
+    let (passes, stored) = if s.keeps_no_scores() {
         (forwards / 2.0 + 1.25, 0.0)
     } else {
         (forwards + again + 2.0, (forwards + again) * SCORE.0 + SCORE.1)
@@ -323,7 +323,7 @@ fn tensor_sums(s: &Setup, elements: f64, r: &Rates) -> f64 {
     };
     let each =
         2.0 * (t - 1.0) / t * 2.0 * elements / link + latency * r.constant(T::BusLatency) * 1e-6;
-    2.0 * (s.forwards() + 1.0) * each
+    2.0 * (s.forward_passes() + 1.0) * each
 }
 
 /// Logits and loss, on the last stage.

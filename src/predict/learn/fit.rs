@@ -9,7 +9,7 @@
 
 use super::kernel::{Features, Kernel, improbability, weight};
 use super::linear::Cholesky;
-use super::neighbours::{covariances, factored};
+use super::neighbours::{covariances, factor_with_noise};
 
 const ROUNDS: usize = 400;
 /// Damping of a step: initial, minimum, and the maximum, above which no step descends.
@@ -51,7 +51,7 @@ pub fn fit(beliefs: &[Belief], start: &[f64], runs: &Runs, rest: f64) -> Vec<f64
     let mut damping = DAMPING.start;
     let mut last = f64::INFINITY;
     for _ in 0..ROUNDS {
-        let factor = factored(&covariance, &noise);
+        let factor = factor_with_noise(&covariance, &noise);
         let round = Round { beliefs, quiet: &quiet, noise: &noise, factor: &factor };
         let value = round.improbability(&iterate);
         if last - value < rest {
@@ -76,7 +76,7 @@ struct Iterate {
 }
 
 impl Iterate {
-    fn moved(&self, runs: &Runs, by: &[f64]) -> Iterate {
+    fn step_by(&self, runs: &Runs, by: &[f64]) -> Iterate {
         let logs: Vec<f64> = self.logs.iter().zip(by).map(|(x, d)| x + d).collect();
         Iterate { residuals: residuals(runs, &logs), logs }
     }
@@ -93,7 +93,7 @@ fn columns(runs: &Runs, at: &Iterate) -> Vec<Vec<f64>> {
         .map(|j| -> Vec<f64> {
             let mut by = vec![0.0; at.logs.len()];
             by[j] = small;
-            let then = at.moved(runs, &by).residuals;
+            let then = at.step_by(runs, &by).residuals;
             then.iter()
                 .zip(&at.residuals)
                 .map(|(a, b)| (a - b) / small)
@@ -125,7 +125,7 @@ impl Round<'_> {
     fn improve(&self, runs: &Runs, at: Iterate, before: f64, damping: &mut f64) -> Iterate {
         let (known, slopes) = self.slopes(&at, &columns(runs, &at));
         while *damping < DAMPING.most {
-            let next = at.moved(runs, &step(&known, *damping, &slopes));
+            let next = at.step_by(runs, &step(&known, *damping, &slopes));
             if self.improbability(&next) < before {
                 *damping = (*damping / 5.0).max(DAMPING.least);
                 return next;
@@ -167,9 +167,9 @@ impl Round<'_> {
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let halves: Vec<Vec<f64>> = columns
             .iter()
-            .map(|column| self.factor.half(column))
+            .map(|column| self.factor.solve_lower(column))
             .collect();
-        let rest = self.factor.half(&at.residuals);
+        let rest = self.factor.solve_lower(&at.residuals);
         let row = |(i, belief): (usize, &Belief)| -> Vec<f64> {
             let mut row: Vec<f64> = halves[..=i].iter().map(|j| dot(&halves[i], j)).collect();
             row[i] += belief.spread.powi(-2);

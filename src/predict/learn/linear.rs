@@ -40,7 +40,7 @@ impl Cholesky {
     }
 
     /// x with L·x = b.
-    pub fn half(&self, b: &[f64]) -> Vec<f64> {
+    pub fn solve_lower(&self, b: &[f64]) -> Vec<f64> {
         let mut x = b.to_vec();
         for i in 0..x.len() {
             x[i] = (x[i] - dot(&self.rows[i][..i], &x[..i])) / self.rows[i][i];
@@ -50,7 +50,7 @@ impl Cholesky {
 
     /// x with A·x = b.
     pub fn solve(&self, b: &[f64]) -> Vec<f64> {
-        let mut x = self.half(b);
+        let mut x = self.solve_lower(b);
         for i in (0..x.len()).rev() {
             x[i] /= self.rows[i][i];
             let at = x[i];

@@ -4,7 +4,7 @@
 
 use super::kernel::{Features, Kernel, weight};
 use super::linear::Cholesky;
-use super::uncertainty::{RelatedRuns, excess_squares, nine_in_ten};
+use super::uncertainty::{RelatedRuns, excess_squares, nine_in_ten_quantile};
 
 /// Measured runs, and the weight of each residual.
 #[derive(Clone)]
@@ -24,37 +24,40 @@ impl Neighbours {
     pub fn new(kernel: Kernel, points: Vec<Features>, residuals: &[f64]) -> Neighbours {
         let covariance = covariances(&kernel, &points);
         let quiet: Vec<f64> = points.iter().map(|point| kernel.noise(point)).collect();
-        let pull = factored(&covariance, &quiet).solve(residuals);
+        let pull = factor_with_noise(&covariance, &quiet).solve(residuals);
         let noise: Vec<f64> = quiet
             .iter()
             .zip(pull)
             .map(|(quiet, pull)| quiet / weight(quiet * pull, quiet.sqrt()))
             .collect();
-        let factor = factored(&covariance, &noise);
+        let factor = factor_with_noise(&covariance, &noise);
         let pull = factor.solve(residuals);
         let excesses = excess_squares(&factor, &pull, &noise, &quiet);
         Neighbours { kernel, points, factor, pull, excesses, programs: 0 }
     }
 
     /// With so many programs measured, of which these runs are a part.
-    pub fn among(self, programs: usize) -> Neighbours {
+    pub fn with_programs(self, programs: usize) -> Neighbours {
         Neighbours { programs, ..self }
     }
 
     /// Expected residual, and half the width of an interval around it that contains nine in ten.
-    pub fn at(&self, point: &Features) -> (f64, f64) {
+    pub fn predict_at(&self, point: &Features) -> (f64, f64) {
         let near: Vec<f64> = self
             .points
             .iter()
             .map(|other| self.kernel.covariance(point, other))
             .collect();
         let mean = near.iter().zip(&self.pull).map(|(k, p)| k * p).sum();
-        let known: f64 = self.factor.half(&near).iter().map(|x| x * x).sum();
+        let known: f64 = self.factor.solve_lower(&near).iter().map(|x| x * x).sum();
         let own = self.kernel.covariance(point, point);
         let expected = (own - known).max(0.0) + self.kernel.noise(point);
         let related = RelatedRuns::new(point, &self.points);
         let unmodelled = related.variance(&self.kernel.halving, point.unseen, &self.excesses);
-        (mean, nine_in_ten(related.cluster, self.programs) * (expected + unmodelled).sqrt())
+        (
+            mean,
+            nine_in_ten_quantile(related.cluster, self.programs) * (expected + unmodelled).sqrt(),
+        )
     }
 }
 
@@ -73,7 +76,7 @@ pub(super) fn covariances(kernel: &Kernel, points: &[Features]) -> Vec<Vec<f64>>
 }
 
 /// The covariance with noise, factored.
-pub(super) fn factored(covariance: &[Vec<f64>], noise: &[f64]) -> Cholesky {
+pub(super) fn factor_with_noise(covariance: &[Vec<f64>], noise: &[f64]) -> Cholesky {
     let mut with = covariance.to_vec();
     with.iter_mut()
         .zip(noise)

@@ -36,8 +36,8 @@ fn near_runs_teach_and_far_ones_do_not() {
     let kernel = Kernel { program: Shared { whole: 0.0, part: 0.0 }, ..kernel };
     let points = [0.0, 0.1, 3.0].map(|x| point("a", x, 0.0)).to_vec();
     let all = Neighbours::new(kernel, points, &[0.05, 0.05, -0.05]);
-    let (near, sure) = all.at(&point("a", 0.05, 0.0));
-    let (far, unsure) = all.at(&point("a", 20.0, 0.0));
+    let (near, sure) = all.predict_at(&point("a", 0.05, 0.0));
+    let (far, unsure) = all.predict_at(&point("a", 20.0, 0.0));
     assert!((near - 0.05).abs() < 0.01 && sure < 0.04, "{near} ± {sure}");
     // Student's t of 4 degrees of freedom and three runs.
     assert!(far.abs() < 1e-9 && (unsure - 1.895 * 0.051).abs() < 1e-3, "{far} ± {unsure}");
@@ -50,9 +50,9 @@ fn near_runs_teach_and_far_ones_do_not() {
 fn a_part_that_runs_late_tells_of_runs_with_more_of_it() {
     let points = vec![point("a", 0.0, 0.5), point("a", 3.0, 0.0), point("a", 6.0, 0.25)];
     let all = Neighbours::new(KERNEL, points, &[0.2, 0.0, 0.1]);
-    let (none, _) = all.at(&point("a", 20.0, 0.0));
-    let (whole, sure) = all.at(&point("a", 20.0, 1.0));
-    let (other, unsure) = all.at(&point("b", 20.0, 1.0));
+    let (none, _) = all.predict_at(&point("a", 20.0, 0.0));
+    let (whole, sure) = all.predict_at(&point("a", 20.0, 1.0));
+    let (other, unsure) = all.predict_at(&point("b", 20.0, 1.0));
     assert!(none.abs() < 0.03 && (0.25..0.45).contains(&whole), "{none} and {whole}");
     assert!(other.abs() < 0.1 && unsure > 0.3 && unsure > 2.0 * sure, "{other} ± {unsure}, {sure}");
 }
@@ -63,8 +63,8 @@ fn own_runs_tell_most_of_ones_own() {
     let own = |x: f64| Features { own: true, ..point("a", x, 0.0) };
     let points = vec![own(0.0), own(3.0), own(6.0), point("a", 0.0, 0.0)];
     let all = Neighbours::new(KERNEL, points, &[0.4, 0.41, 0.39, 0.0]);
-    let (mine, _) = all.at(&own(20.0));
-    let (theirs, _) = all.at(&point("a", 20.0, 0.0));
+    let (mine, _) = all.predict_at(&own(20.0));
+    let (theirs, _) = all.predict_at(&point("a", 20.0, 0.0));
     assert!((mine - 0.4).abs() < 0.05 && theirs < 0.15, "{mine} and {theirs}");
 }
 
@@ -79,7 +79,9 @@ fn the_bar_of_a_new_program_is_wide_until_runs_of_it_are_seen() {
         let points = (0..residuals.len())
             .map(|i| unseen(machine, 0.02 * i as f64))
             .collect();
-        Neighbours::new(KERNEL, points, residuals).at(&asked).1
+        Neighbours::new(KERNEL, points, residuals)
+            .predict_at(&asked)
+            .1
     };
     let unseen = bar("a", &[]);
     let elsewhere = bar("b", &[0.0; 5]);

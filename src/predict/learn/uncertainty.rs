@@ -84,7 +84,7 @@ pub fn excess_squares(factor: &Cholesky, pull: &[f64], noise: &[f64], quiet: &[f
 /// Half the width of an interval that contains nine in ten, in standard deviations: a quantile of
 /// Student's t, wider for fewer runs of its cluster and for fewer `programs`, whose differences are the
 /// prior of an unknown one (by powers of 1/ν; Abramowitz and Stegun, 26.7.5).
-pub fn nine_in_ten(runs: usize, programs: usize) -> f64 {
+pub fn nine_in_ten_quantile(runs: usize, programs: usize) -> f64 {
     let z = 1.644_854_f64;
     let freedom = FREEDOM.max(programs as f64) + runs as f64;
     let powers = |terms: &[(i32, f64)]| terms.iter().map(|(n, by)| by * z.powi(*n)).sum::<f64>();
@@ -96,8 +96,11 @@ pub fn nine_in_ten(runs: usize, programs: usize) -> f64 {
 #[test]
 fn few_runs_have_heavy_tails() {
     for (runs, quantile) in [(0, 2.132), (6, 1.812), (26, 1.697), (100_000, 1.645)] {
-        let found = nine_in_ten(runs, 1);
+        let found = nine_in_ten_quantile(runs, 1);
         assert!((found - quantile).abs() < 3e-3, "{runs} runs: {found}");
     }
-    assert!((nine_in_ten(0, 15) - nine_in_ten(11, 0)).abs() < 1e-12, "15 known programs");
+    assert!(
+        (nine_in_ten_quantile(0, 15) - nine_in_ten_quantile(11, 0)).abs() < 1e-12,
+        "15 known programs"
+    );
 }

@@ -87,7 +87,7 @@ impl Row {
     }
 
     /// The same run with asynchronous kernel launches.
-    pub fn asynchronous(mut self) -> Row {
+    pub fn with_async_launches(mut self) -> Row {
         if let Ok(setup) = &mut self.setup {
             setup.blocking = false;
         }
@@ -260,11 +260,11 @@ fn trainer(
     family: Option<&Trainer>,
 ) -> Result<&'static Trainer, String> {
     let name = f.text("framework");
-    let trainer = trainers::named(name).map_or_else(
+    let trainer = trainers::lookup(name).map_or_else(
         || {
             let advice = trainers::advice(name, replica > 1);
             family
-                .map(|family| family.renamed(name))
+                .map(|family| family.with_name(name))
                 .ok_or(format!("unknown program `{name}`: {advice}"))
         },
         Ok,

@@ -19,7 +19,7 @@ pub struct Scored<'a> {
 const PARTS: usize = 10;
 
 /// Predicts every row from the others, without its own configuration.
-pub fn left_out<'a>(rows: &[&'a Row]) -> Vec<Scored<'a>> {
+pub fn predict_left_out<'a>(rows: &[&'a Row]) -> Vec<Scored<'a>> {
     let groups: BTreeSet<&str> = rows.iter().map(|row| row.group.as_str()).collect();
     let part: BTreeMap<&str, usize> = groups
         .into_iter()
@@ -37,7 +37,7 @@ pub fn left_out<'a>(rows: &[&'a Row]) -> Vec<Scored<'a>> {
         );
         inside
             .into_iter()
-            .map(move |row| one(&predictor, row))
+            .map(move |row| score_row(&predictor, row))
             .collect::<Vec<_>>()
     });
     scored.collect()
@@ -60,11 +60,11 @@ pub fn sources_left_out<'a>(rows: &[&'a Row]) -> Vec<Unseen<'a>> {
     base::threads::init_rayon();
     sources
         .into_par_iter()
-        .map(|source| source_left_out(source, rows))
+        .map(|source| predict_source_left_out(source, rows))
         .collect()
 }
 
-fn source_left_out<'a>(source: &'a str, rows: &[&'a Row]) -> Unseen<'a> {
+fn predict_source_left_out<'a>(source: &'a str, rows: &[&'a Row]) -> Unseen<'a> {
     let (inside, others): (Vec<&'a Row>, Vec<&'a Row>) =
         rows.iter().partition(|row| row.source == source);
     let constants = fitted::fit_constants(&others, fitted::shipped(), fitted::NEARLY_CONVERGED);
@@ -85,19 +85,31 @@ fn source_left_out<'a>(source: &'a str, rows: &[&'a Row]) -> Unseen<'a> {
             (
                 count,
                 rest.into_iter()
-                    .map(|(_, row)| one(&predictor, row))
+                    .map(|(_, row)| score_row(&predictor, row))
                     .collect(),
             )
         })
         .collect();
-    Unseen { source, scored: inside.into_iter().map(|row| one(&predictor, row)).collect(), after }
+    Unseen {
+        source,
+        scored: inside
+            .into_iter()
+            .map(|row| score_row(&predictor, row))
+            .collect(),
+        after,
+    }
 }
 
-pub fn all<'a>(predictor: &Predictor, rows: impl IntoIterator<Item = &'a Row>) -> Vec<Scored<'a>> {
-    rows.into_iter().map(|row| one(predictor, row)).collect()
+pub fn score_all<'a>(
+    predictor: &Predictor,
+    rows: impl IntoIterator<Item = &'a Row>,
+) -> Vec<Scored<'a>> {
+    rows.into_iter()
+        .map(|row| score_row(predictor, row))
+        .collect()
 }
 
-fn one<'a>(predictor: &Predictor, row: &'a Row) -> Scored<'a> {
+fn score_row<'a>(predictor: &Predictor, row: &'a Row) -> Scored<'a> {
     let setup = row.setup.as_ref().ok();
     Scored { row, prediction: setup.map(|setup| predictor.predict(setup)) }
 }
@@ -186,22 +198,22 @@ pub fn fits(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> (usize, usize) {
 }
 
 /// Jean Zay's rows on A100, whose times repeat from day to day: the known cluster.
-pub fn known_cluster(row: &Row) -> bool {
+pub fn is_known_cluster(row: &Row) -> bool {
     row.setup
         .as_ref()
         .is_ok_and(|s| s.hardware.name.starts_with("jean-zay"))
 }
 
 /// Those rows whose seconds were printed, not derived from TFLOPs or days.
-pub fn printed(row: &Row) -> bool {
-    known_cluster(row) && row.seconds_printed
+pub fn has_printed_seconds(row: &Row) -> bool {
+    is_known_cluster(row) && row.seconds_printed
 }
 
 /// Slowdown of the topology predicted to be fastest against the measured fastest, in each sweep of
 /// topologies of one model over the same devices in one period.
 pub fn regrets(scored: &[Scored]) -> Vec<(String, usize, f64)> {
     let mut sweeps: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
-    for s in scored.iter().filter(|s| printed(s.row)) {
+    for s in scored.iter().filter(|s| has_printed_seconds(s.row)) {
         let (Some((setup, seconds)), Some(p)) = (s.row.timing(), &s.prediction) else { continue };
         let m = &setup.model;
         let period = setup.regime.as_deref().unwrap_or("");

@@ -1,8 +1,8 @@
 //! Prints scores as text and as JSON.
 
 use super::{
-    Errors, Scored, all, fits, known_cluster, left_out, memory_errors, printed, regrets,
-    sources_left_out, time_errors,
+    Errors, Scored, fits, has_printed_seconds, is_known_cluster, memory_errors, predict_left_out,
+    regrets, score_all, sources_left_out, time_errors,
 };
 use crate::cost::constants::{MEMORY, Prior, TIME};
 use crate::predictor::{Prediction, Predictor};
@@ -28,14 +28,14 @@ fn summary(scored: &[Scored]) -> Vec<Named> {
     let is_b200 = |machine: &str| machine.contains("b200") || machine.contains("b300");
     let all = [
         ("time, all rows", time_errors(scored, &|_| true)),
-        ("time, Jean Zay, printed", time_errors(scored, &printed)),
-        ("time, Jean Zay's A100", time_errors(scored, &known_cluster)),
+        ("time, Jean Zay, printed", time_errors(scored, &has_printed_seconds)),
+        ("time, Jean Zay's A100", time_errors(scored, &is_known_cluster)),
         ("time, Megatron-LM", errors_of(&|program, _| program == "megatron-lm")),
         ("time, FSDP", errors_of(&|program, _| is_fsdp(program))),
         ("time, H100", errors_of(&|_, machine| machine.contains("h100"))),
         ("time, B200 to GB300", errors_of(&|_, machine| is_b200(machine))),
-        ("memory, Jean Zay's A100", memory_errors(scored, &known_cluster)),
-        ("memory, others", memory_errors(scored, &|row| !known_cluster(row))),
+        ("memory, Jean Zay's A100", memory_errors(scored, &is_known_cluster)),
+        ("memory, others", memory_errors(scored, &|row| !is_known_cluster(row))),
     ];
     all.map(|(name, errors)| (name.to_string(), errors)).into()
 }
@@ -60,7 +60,7 @@ fn add_summary(scored: &[Scored], title: &str, out: &mut Printout) {
     rows.retain(|(_, errors)| errors.rows > 0);
     out.table(errors_table(&rows).titled(title));
     for (name, of) in [("fits, Jean Zay's A100", true), ("fits, others", false)] {
-        let (right, known) = fits(scored, &|row| known_cluster(row) == of);
+        let (right, known) = fits(scored, &|row| is_known_cluster(row) == of);
         if known > 0 {
             let share = 100.0 * right as f64 / known as f64;
             out.line(format!("  {name}: right for {right} of {known} rows, {share:.1} %"));
@@ -71,14 +71,14 @@ fn add_summary(scored: &[Scored], title: &str, out: &mut Printout) {
 /// Scores of the shipped rows: each configuration left out, then each source.
 pub fn selftest() -> Printout {
     let rows = rows::shipped();
-    let out_of_sight = left_out(&rows);
-    let prior = all(&Predictor::prior(), rows.iter().copied());
+    let out_of_sight = predict_left_out(&rows);
+    let prior = score_all(&Predictor::prior(), rows.iter().copied());
     let mut out = Printout::new(json!({}));
     out.json["left_out"] = summary_json(&out_of_sight);
     out.json["uncalibrated"] = summary_json(&prior);
     let title = "Rows that were not seen (whole configurations left out):";
     add_summary(&out_of_sight, title, &mut out);
-    let mut goals = unseen_sources(&rows, &mut out);
+    let mut goals = add_unseen_sources(&rows, &mut out);
     goals.push(Goal {
         name: "configurations on a measured cluster".to_string(),
         errors: time_errors(&out_of_sight, &|_| true),
@@ -88,15 +88,15 @@ pub fn selftest() -> Printout {
     let title = "Before any row is seen (round numbers from data sheets and the literature):";
     add_summary(&prior, title, &mut out);
     let title = "The topology that it picks, left out, against the best measured:";
-    out.table(sweeps(&out_of_sight).titled(title));
+    out.table(sweeps_table(&out_of_sight).titled(title));
     let constants = Predictor::shipped().constants();
-    out.table(fitted(TIME, &constants.time).titled("Constants of time"));
-    out.table(fitted(MEMORY, &constants.memory).titled("Constants of memory"));
+    out.table(constants_table(TIME, &constants.time).titled("Constants of time"));
+    out.table(constants_table(MEMORY, &constants.memory).titled("Constants of memory"));
     out
 }
 
 /// Constants before and after the fit.
-fn fitted(table: &[Prior], values: &[f64]) -> Table {
+fn constants_table(table: &[Prior], values: &[f64]) -> Table {
     let rows: Vec<(&Prior, f64)> = table.iter().zip(values.iter().copied()).collect();
     Rows::new(&rows)
         .text("", |(prior, _)| prior.name)
@@ -107,7 +107,7 @@ fn fitted(table: &[Prior], values: &[f64]) -> Table {
 }
 
 /// Sweeps over topologies: how much slower the predicted best is than the measured best.
-fn sweeps(scored: &[Scored]) -> Table {
+fn sweeps_table(scored: &[Scored]) -> Table {
     Rows::new(&regrets(scored))
         .column("", "sweep", |(name, ..)| name.clone())
         .column("topologies", "ways", |(_, ways, _)| *ways)
@@ -154,7 +154,7 @@ fn add_goals(goals: &[Goal], out: &mut Printout) {
 }
 
 /// Adds scores of every source from all others: without its rows, then with some of them.
-fn unseen_sources(rows: &[&Row], out: &mut Printout) -> Vec<Goal> {
+fn add_unseen_sources(rows: &[&Row], out: &mut Printout) -> Vec<Goal> {
     let mut table: Vec<Named> = Vec::new();
     let mut every: Vec<Scored> = Vec::new();
     let mut goals: Vec<Goal> = Vec::new();
@@ -215,7 +215,7 @@ fn cases(rows: &[&Row], unseen: &[Scored]) -> [(&'static str, Errors); 2] {
 
 /// Scores of a predictor on a file of runs.
 pub fn score(predictor: &Predictor, rows: &[Row]) -> Printout {
-    let scored = all(predictor, rows);
+    let scored = score_all(predictor, rows);
     let table = rows_table(&scored);
     let json = json!({ "rows": table.json(), "summary": summary_json(&scored) });
     let mut out = Printout::new(json);
@@ -226,7 +226,7 @@ pub fn score(predictor: &Predictor, rows: &[Row]) -> Printout {
 }
 
 /// Cell of a prediction; None if there is none.
-fn predicted(s: &Scored, cell: fn(&Prediction, &Setup) -> Cell) -> Option<Cell> {
+fn prediction_cell(s: &Scored, cell: fn(&Prediction, &Setup) -> Cell) -> Option<Cell> {
     Some(cell(s.prediction.as_ref()?, s.row.setup.as_ref().ok()?))
 }
 
@@ -234,8 +234,8 @@ fn predicted(s: &Scored, cell: fn(&Prediction, &Setup) -> Cell) -> Option<Cell> 
 fn rows_table(scored: &[Scored]) -> Table {
     let setup = |s: &Scored| s.row.setup.clone().ok();
     let measured = |value: Option<f64>| Cell::optional(value.map(|value| Cell::fixed(value, 2)));
-    let shown = |s: &Scored, cell| Cell::optional(predicted(s, cell));
-    let if_known = |s: &Scored, cell| predicted(s, cell).unwrap_or_default();
+    let shown = |s: &Scored, cell| Cell::optional(prediction_cell(s, cell));
+    let if_known = |s: &Scored, cell| prediction_cell(s, cell).unwrap_or_default();
     Rows::new(scored)
         .column("row", "id", |s| s.row.id.clone())
         .json("line", |s| s.row.line)
@@ -257,11 +257,11 @@ fn rows_table(scored: &[Scored]) -> Table {
             if_known(s, |p, s| (s.flops().1 / (p.seconds * s.ranks() as f64 * 1e12)).into())
         })
         .json("tflops_simple", |s| if_known(s, |p, s| s.simple_tflops(p.seconds).into()))
-        .below("refused", |s| match &s.row.setup {
+        .line_below("refused", |s| match &s.row.setup {
             Err(why) => Cell::new(why.clone(), format!("refused: {why}")),
             Ok(_) => Cell::new(Value::Null, ""),
         })
-        .below("odd", |s| {
+        .line_below("odd", |s| {
             let problems = s.row.problems();
             let shown = if s.row.setup.is_ok() { &problems[..] } else { &[] };
             let lines: Vec<String> = shown
@@ -278,8 +278,8 @@ fn summary_json(scored: &[Scored]) -> Value {
         .into_iter()
         .map(|(name, e)| (name, json!(e)));
     let mut all: Map<String, Value> = named.collect();
-    let (right, known) = fits(scored, &known_cluster);
+    let (right, known) = fits(scored, &is_known_cluster);
     all.insert("fits, Jean Zay's A100".to_string(), json!({ "rows": known, "right": right }));
-    all.insert("sweeps".to_string(), sweeps(scored).json());
+    all.insert("sweeps".to_string(), sweeps_table(scored).json());
     all.into()
 }

@@ -197,7 +197,7 @@ impl Tail {
     /// Writes the kept text; after an error, all text that may be lost.
     fn write(&mut self, sync: bool) -> Result<()> {
         if sync {
-            self.keep_name();
+            self.recover_lost_name();
         }
         let mut file = match self.file.take() {
             Some(file) => file,
@@ -219,7 +219,7 @@ impl Tail {
     /// Handles a file that lost its name during writing (removed, moved away, replaced), which
     /// would lose all further lines. Writing continues in the file that has the name now. A missing
     /// file is created again with everything that was written.
-    fn keep_name(&mut self) {
+    fn recover_lost_name(&mut self) {
         let Some(file) = &self.file else { return };
         let id = |about: Metadata| (about.dev(), about.ino());
         let open = file.metadata().map(id);

@@ -131,7 +131,7 @@ impl Report {
         if let Some(events) = &mut self.events
             && tensorboard::is_written(row.step)
         {
-            let curves = numbers::shown(|place| match place {
+            let curves = numbers::placed_numbers(|place| match place {
                 Shown::Curve(tag) => Some((0, tag)),
                 _ => None,
             });

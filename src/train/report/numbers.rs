@@ -4,7 +4,7 @@
 
 use super::RunInfo;
 use base::null_is_nan;
-use base::svg::{Scale, Stroke, short};
+use base::svg::{Scale, Stroke, short_number};
 use device::Health;
 use engine::Outcome;
 use manifest::Manifest;
@@ -58,7 +58,7 @@ pub struct Number {
 
 impl Number {
     /// Value in a step's record; NaN if the step has none.
-    pub fn or_nan(&self, row: &StepRow) -> f64 {
+    pub fn value_or_nan(&self, row: &StepRow) -> f64 {
         (self.value)(row).unwrap_or(f64::NAN)
     }
 }
@@ -321,7 +321,7 @@ numbers! { source =>
 const ZERO: Option<Scale> = Some(Scale::FromZero);
 
 /// Numbers with a place of one kind, in the order of the places.
-pub fn shown<T>(
+pub fn placed_numbers<T>(
     pick: impl Fn(Shown) -> Option<(u8, T)>,
 ) -> impl Iterator<Item = (&'static Number, T)> {
     let all = NUMBERS
@@ -353,7 +353,7 @@ impl Format {
             Whole(width) => format!("{:width$}", value as u64),
             Count => base::Count(value as u64).to_string(),
             Rate => base::Count(value.round() as u64).to_string(),
-            Brief => short(value),
+            Brief => short_number(value),
             Seconds => base::Seconds(value).to_string(),
             Percent => format!("{value:.1} %"),
             Digits => match value.abs() {
@@ -409,7 +409,7 @@ impl Interval {
         info: &RunInfo,
         pick: impl Fn(Shown) -> Option<(u8, (&'static str, Summary, Format))>,
     ) -> impl Iterator<Item = (&'static str, String)> {
-        shown(pick).filter_map(move |(number, (label, summary, format))| {
+        placed_numbers(pick).filter_map(move |(number, (label, summary, format))| {
             let value = match summary {
                 LastStep => (number.value)(last),
                 Steps(value) => value(self, info),

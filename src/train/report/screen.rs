@@ -3,7 +3,7 @@
 use super::RunInfo;
 use super::numbers::StepRow;
 use base::progress::{self, ProgressBar};
-use base::svg::short;
+use base::svg::short_number;
 use base::{Count, Seconds};
 use launch::console::{Console, Form};
 
@@ -54,7 +54,7 @@ impl Screen {
             Count(row.step),
             Count(self.total_steps),
             scale.unwrap_or_default(),
-            short(rate),
+            short_number(rate),
             time_left(self.total_tokens, row.tokens, rate)
         ));
     }

@@ -52,8 +52,9 @@ impl Events {
 
     /// Adds `scalars` at `step`, and again at `samples` under their names by samples.
     pub fn scalars(&mut self, step: u64, samples: u64, scalars: &[(&str, f64)]) -> Result<()> {
-        self.by_step.add(step, summary(scalars, ""))?;
-        self.by_samples.add(samples, summary(scalars, BY_SAMPLES))
+        self.by_step.add(step, encode_summary(scalars, ""))?;
+        self.by_samples
+            .add(samples, encode_summary(scalars, BY_SAMPLES))
     }
 
     /// Appenders, which write the events.
@@ -72,12 +73,12 @@ impl EventFile {
     fn open(folder: &Path, storage: &Arc<Storage>) -> Result<EventFile> {
         fs::create_dir_all(folder)?;
         // TensorBoard reads files in the order of their names, which start with the second.
-        let second = unix_time().as_secs().max(newest(folder)? + 1);
+        let second = unix_time().as_secs().max(newest_time(folder)? + 1);
         let path = folder.join(format!("{PREFIX}{second}.gptrain.{}", std::process::id()));
         let mut appender = Appender::open(&path, storage)?;
         let mut version = Vec::new();
         bytes(&mut version, 3, b"brain.Event:2");
-        appender.append(record(&event(0, version)))?;
+        appender.append(encode_record(&encode_event(0, version)))?;
         Ok(EventFile { appender, started: false })
     }
 
@@ -88,15 +89,15 @@ impl EventFile {
         if !std::mem::replace(&mut self.started, true) {
             let mut start = Vec::new();
             bytes(&mut start, 7, &[1 << 3 | VARINT, START]);
-            text.extend(record(&event(x, start)));
+            text.extend(encode_record(&encode_event(x, start)));
         }
-        text.extend(record(&event(x, what)));
+        text.extend(encode_record(&encode_event(x, what)));
         self.appender.append(text)
     }
 }
 
 /// Second in the name of the newest event file; 0 if there is none.
-fn newest(folder: &Path) -> Result<u64> {
+fn newest_time(folder: &Path) -> Result<u64> {
     let mut newest = 0;
     for entry in fs::read_dir(folder)? {
         let name = entry?.file_name().to_string_lossy().into_owned();
@@ -108,7 +109,7 @@ fn newest(folder: &Path) -> Result<u64> {
     Ok(newest)
 }
 
-fn summary(scalars: &[(&str, f64)], suffix: &str) -> Vec<u8> {
+fn encode_summary(scalars: &[(&str, f64)], suffix: &str) -> Vec<u8> {
     let mut all = Vec::new();
     for (tag, scalar) in scalars {
         let mut value = Vec::new();
@@ -122,7 +123,7 @@ fn summary(scalars: &[(&str, f64)], suffix: &str) -> Vec<u8> {
     field
 }
 
-fn event(step: u64, what: Vec<u8>) -> Vec<u8> {
+fn encode_event(step: u64, what: Vec<u8>) -> Vec<u8> {
     let seconds = unix_time().as_secs_f64();
     let mut event = vec![1 << 3 | FIXED64];
     event.extend(seconds.to_le_bytes());
@@ -153,7 +154,7 @@ fn bytes(to: &mut Vec<u8>, field: u8, value: &[u8]) {
 }
 
 /// TFRecord with `data`.
-fn record(data: &[u8]) -> Vec<u8> {
+fn encode_record(data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u64).to_le_bytes();
     let crc = |bytes: &[u8]| mask_checksum(crc32c(bytes)).to_le_bytes();
     [&length[..], &crc(&length), data, &crc(data)].concat()

@@ -9,7 +9,7 @@ use super::screen::time_left;
 use super::tensorboard::crc32c;
 use super::*;
 use base::Seconds;
-use base::svg::{Axis, Chart, Curve, Scale, Stroke, labels, short};
+use base::svg::{Axis, Chart, Curve, Scale, Stroke, labels, short_number};
 use launch::console::Form;
 
 fn info() -> RunInfo {
@@ -221,7 +221,7 @@ fn labels_tell_ticks_apart() {
     assert_eq!(labels(&[0.0, 5000.0, 10_000.0], false), ["0", "5000", "10,000"]);
     assert_eq!(labels(&[0.0, 5e5, 1e6, 1.5e6], false), ["0", "500,000", "1M", "1.5M"]);
     assert_eq!(labels(&[0.5, 1.0, 200.0], true), ["0.5", "1", "200"]);
-    let shown = [0.0, 999.0, 999.7, 1234.0, 38_300_000.0, 2e9, 3.5e12].map(short);
+    let shown = [0.0, 999.0, 999.7, 1234.0, 38_300_000.0, 2e9, 3.5e12].map(short_number);
     assert_eq!(shown, ["0", "999", "1k", "1.23k", "38.3M", "2B", "3.5T"]);
 }
 

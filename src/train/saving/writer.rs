@@ -87,7 +87,7 @@ pub fn start(
             }
             Job::Publish(save) => {
                 let mirror = mirror.as_deref();
-                let keep = Keep { read: mirror.and_then(MirrorQueue::copying), ..keep };
+                let keep = Keep { read: mirror.and_then(MirrorQueue::copying_step), ..keep };
                 let step = save.state.progress.step;
                 let published = save.run(&disk, &storage, keep);
                 if let (Some(mirror), Ok(Published { folder, .. })) = (mirror, &published) {

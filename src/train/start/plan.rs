@@ -9,7 +9,7 @@ use anyhow::Result;
 use base::memory::HostMemory;
 use base::{Bytes, Count, Seconds};
 use engine::model_dtype;
-use estimate::days::through;
+use estimate::days::plan_run;
 use estimate::gptrain::dry_run::{self, Stage};
 use estimate::gptrain::local_cpu::{self, Care};
 use estimate::hardware::{self, CPU, Hardware};
@@ -81,11 +81,11 @@ pub fn announce(
     });
     match (&plan, device.gpu()) {
         (Some(plan), None) if nodes.iter().all(|node| *node == nodes[0]) => {
-            plan.on_cpu(cores(), HostMemory::detect().as_ref())
+            plan.plan_on_cpu(cores(), HostMemory::detect().as_ref())
                 .iter()
                 .for_each(Line::say);
         }
-        (Some(plan), Some(_)) => tracing::info!("{}", plan.on_gpus(device)),
+        (Some(plan), Some(_)) => tracing::info!("{}", plan.plan_on_gpus(device)),
         (None, Some(_)) => tracing::info!(
             "plan: no seconds without plan.hardware, which names these GPUs (`gptrain estimate \
              --list-hardware`); they are measured in the first steps"
@@ -121,7 +121,7 @@ impl<'a> StartPlan<'a> {
         let samples = m.train.samples;
         let mut seconds = |setup: &Setup| dry_run::seconds(&stages, setup);
         let step = seconds(&setup);
-        let mut run = |samples: u64| through(ramp, samples, &setup, &mut seconds).seconds;
+        let mut run = |samples: u64| plan_run(ramp, samples, &setup, &mut seconds).seconds;
         let done = if from > 0 { run(ramp.samples_after(from)) } else { 0.0 };
         StartPlan {
             seconds: (run(samples) - done).max(0.0),
@@ -141,7 +141,7 @@ impl<'a> StartPlan<'a> {
     }
 
     /// Plan on GPUs of the named kind.
-    fn on_gpus(&self, device: &Device) -> String {
+    fn plan_on_gpus(&self, device: &Device) -> String {
         let (_, needed) = dry_run::peak(&self.stages);
         let memory = device
             .memory()
@@ -154,7 +154,7 @@ impl<'a> StartPlan<'a> {
 
     /// Plan on this number of cores and this memory, and warnings. Other machines of the manifest are named
     /// first.
-    fn on_cpu(&self, cores: usize, memory: Option<&HostMemory>) -> Vec<Line> {
+    fn plan_on_cpu(&self, cores: usize, memory: Option<&HostMemory>) -> Vec<Line> {
         let ranks = self.m.topology.ranks();
         let machine = self.m.plan.hardware.as_deref().filter(|name| *name != CPU);
         let mut lines: Vec<Line> = machine
@@ -227,7 +227,7 @@ train: {steps: 1000}
         let plan = StartPlan { m, hardware, stages, step, steps, seconds, are_threads: true };
         let [free, total] = [Bytes(gib << 30); 2];
         let limited = MemoryLimit::ByMachine;
-        plan.on_cpu(2, Some(&HostMemory { free, total, limited, lockable: None }))
+        plan.plan_on_cpu(2, Some(&HostMemory { free, total, limited, lockable: None }))
     }
 
     #[test]

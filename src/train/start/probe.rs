@@ -21,8 +21,8 @@ pub fn open<'a>(
 ) -> Result<Run<'a>> {
     let loaded = process.loaded;
     let m = &loaded.manifest;
-    rank.first_phase("looking at files", || Ok(check_files(m)?.ready()?))?;
-    let origin = rank.first_phase("opening data", || {
+    rank.run_phase_on_rank0("looking at files", || Ok(check_files(m)?.into_result()?))?;
+    let origin = rank.run_phase_on_rank0("opening data", || {
         let ids = resume::data_ids(m).ok();
         let mixture = resume::continue_mixture(None, m, ids.as_deref().unwrap_or_default())?;
         Ok(Origin { found: None, mixture, ids })
@@ -35,7 +35,7 @@ pub fn open<'a>(
     engine.init();
     let steps = m.step_samples();
     let shard = DataShard::for_rank(rank, m);
-    let loader = rank.phase("starting the data loader", || {
+    let loader = rank.run_phase("starting the data loader", || {
         Loader::training(&data.train, steps.clone(), shard, progress.consumed_samples, m.train.samples)
     })?;
     Ok(Run {

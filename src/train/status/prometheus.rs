@@ -2,7 +2,7 @@
 //! node_exporter: `metrics.prom` in the run's folder, and a file in the collector's folder.
 
 use super::state::Status;
-use crate::report::numbers::{Shown, shown};
+use crate::report::numbers::{Shown, placed_numbers};
 use base::output::{self, Existing};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -54,11 +54,11 @@ fn text(status: &Status) -> String {
         ("step", "counter", "Optimizer steps taken", status.step as f64),
         ("steps", "gauge", "Optimizer steps of the whole run", status.total_steps as f64),
     ];
-    let numbers = shown(|place| match place {
+    let numbers = placed_numbers(|place| match place {
         Shown::Prometheus(name, kind, help) => Some((0, (name, kind, help))),
         _ => None,
     })
-    .map(|(number, (name, kind, help))| (name, kind, help, number.or_nan(&status.last.0)));
+    .map(|(number, (name, kind, help))| (name, kind, help, number.value_or_nan(&status.last.0)));
     #[rustfmt::skip]
     let run = [
         ("seconds_left", "gauge", "Expected to the end of the run", status.left_s.unwrap_or(f64::NAN)),

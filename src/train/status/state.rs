@@ -1,6 +1,6 @@
 //! Contents of `status.json`: the state of a run at one moment.
 
-use crate::report::numbers::{Shown, StepRow, shown};
+use crate::report::numbers::{Shown, StepRow, placed_numbers};
 use anyhow::Context;
 use base::{Problems, Seconds, WrongInput, input};
 use estimate::parts::PartTable;
@@ -99,7 +99,7 @@ impl Default for LastStep {
 impl LastStep {
     /// Keys of a status.
     fn keys() -> impl Iterator<Item = &'static str> {
-        let kept = shown(|place| matches!(place, Shown::Status).then_some((0, ())));
+        let kept = placed_numbers(|place| matches!(place, Shown::Status).then_some((0, ())));
         kept.map(|(number, ())| number.key)
     }
 }

@@ -108,7 +108,7 @@ impl Requests {
 
     /// Counts the requests of all ranks. A collective.
     pub fn count(self, rank: &Rank) -> RequestCounts {
-        RequestCounts(rank.count(Requests::ALL.map(|request| self.has(request))))
+        RequestCounts(rank.count_ranks(Requests::ALL.map(|request| self.has(request))))
     }
 }
 
@@ -288,7 +288,7 @@ pub trait Watcher {
     }
 
     /// Called first when a run ends, with or without an error.
-    fn ending(&mut self, _: &RunView, _: &anyhow::Result<Ended>) {}
+    fn on_end(&mut self, _: &RunView, _: &anyhow::Result<Ended>) {}
 
     /// Called last. `how` is the final phase of the status.
     fn finish(&mut self, _: &RunView, _how: &str) {}
@@ -330,7 +330,7 @@ impl<'a> Watchers<'a> {
     }
 
     /// Calls each until one fails.
-    pub fn try_each(
+    pub fn try_for_each(
         &self,
         mut call: impl FnMut(&mut (dyn Watcher + 'a)) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
@@ -342,8 +342,8 @@ impl<'a> Watchers<'a> {
     }
 
     /// Calls each.
-    pub fn each(&self, mut call: impl FnMut(&mut (dyn Watcher + 'a))) {
-        let call = self.try_each(|watcher| {
+    pub fn for_each(&self, mut call: impl FnMut(&mut (dyn Watcher + 'a))) {
+        let call = self.try_for_each(|watcher| {
             call(watcher);
             Ok(())
         });
@@ -351,23 +351,23 @@ impl<'a> Watchers<'a> {
     }
 
     pub fn notice(&self, run: &RunView, event: &Event) -> anyhow::Result<()> {
-        self.try_each(|watcher| watcher.notice(run, event))
+        self.try_for_each(|watcher| watcher.notice(run, event))
     }
 
     pub fn idle(&self, run: &RunView, spec: &StepSpec) -> Idle {
         let mut most = Idle::Never;
-        self.each(|watcher| most = most.max(watcher.idle(run, spec)));
+        self.for_each(|watcher| most = most.max(watcher.idle(run, spec)));
         most
     }
 
     pub fn store(&self, state: &mut State) {
-        self.each(|watcher| watcher.store(state));
+        self.for_each(|watcher| watcher.store(state));
     }
 
     /// Whether one must roll the run back.
     pub fn must_roll_back(&self) -> bool {
         let mut any = false;
-        self.each(|watcher| any |= watcher.must_roll_back());
+        self.for_each(|watcher| any |= watcher.must_roll_back());
         any
     }
 }

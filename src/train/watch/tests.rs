@@ -37,7 +37,7 @@ fn watchers_are_called_in_the_order_of_their_list() {
 fn a_watcher_that_is_called_receives_no_other_call() {
     let called = RefCell::default();
     let watchers = Watchers::new(probes(&ORDER, &called));
-    watchers.each(|watcher| {
+    watchers.for_each(|watcher| {
         if watcher.name() == "saver" {
             watchers.must_roll_back();
         }

@@ -90,8 +90,8 @@ fn multiply(cpu: &Cpu, left: Operand, right: Operand, depth: Range<usize>, c: Ou
     let panel = left.set.geometry();
     let depth = depth.start / left.per_word()..depth.end.div_ceil(left.per_word());
     let whole = depth.len().next_multiple_of(panel.fill);
-    let high = at_once(m, panel.rows, whole);
-    let wide = at_once(n, panel.cols, whole);
+    let high = packed_lines(m, panel.rows, whole);
+    let wide = packed_lines(n, panel.cols, whole);
     let height = high
         .div_ceil(cpu.threads)
         .min(panel.height)
@@ -138,7 +138,7 @@ fn multiply(cpu: &Cpu, left: Operand, right: Operand, depth: Range<usize>, c: Ou
 }
 
 /// Lines of an operand that are packed at once: the fewest equal parts that fit.
-fn at_once(lines: usize, panel: usize, whole: usize) -> usize {
+fn packed_lines(lines: usize, panel: usize, whole: usize) -> usize {
     let panels = lines.div_ceil(panel).max(1);
     let fit = (PACKED / panel / whole.max(1)).max(1);
     panels.div_ceil(panels.div_ceil(fit)) * panel

@@ -101,7 +101,7 @@ impl Hopper {
     }
 
     /// Arguments of a kernel, with maps of their tensors.
-    pub fn mapped(
+    pub fn map_tensors(
         &self,
         device: &Device,
         attention: &args::Attention,

@@ -9,7 +9,7 @@ pub use hopper::{CHOICE, Hopper};
 pub use largest::{LargestLaunch, largest_launches};
 
 use super::args::{self, arguments};
-use super::launch::{AMPERE, Grid, typed, vector, wide};
+use super::launch::{AMPERE, Grid, elements_per_move, typed, vector};
 use super::{Cuda, SCRATCH};
 use crate::{Attend, Tensor, Visible, op};
 use base::DType;
@@ -40,7 +40,7 @@ pub(super) fn backward(cuda: &Cuda, op: &op::AttentionBackward) {
     let arguments = arguments!(Attention { dy, delta, dqkv, ..common });
     let d = attend.heads.dim;
     let (kernel, wide) = if vector(d, dy.dtype, [dy, y]) {
-        (typed!("attention_delta_wide", dy.dtype), wide(dy.dtype))
+        (typed!("attention_delta_wide", dy.dtype), elements_per_move(dy.dtype))
     } else {
         (typed!("attention_delta", dy.dtype), 1)
     };
@@ -82,7 +82,7 @@ fn launch_one(cuda: &Cuda, variant: &Variant, heads: usize, arguments: &args::At
     let grid = Grid { blocks, threads: [kernel.threads, 1], shared: kernel.shared };
     match &cuda.hopper {
         Some(hopper) if kernel.mapped => {
-            cuda.launch(kernel.name, grid, hopper.mapped(&cuda.device, arguments, *ping_pong));
+            cuda.launch(kernel.name, grid, hopper.map_tensors(&cuda.device, arguments, *ping_pong));
         }
         _ => cuda.launch(kernel.name, grid, *arguments),
     }

@@ -30,7 +30,7 @@ pub(super) fn gemm(cuda: &Cuda, op: &op::Gemm) {
     let product = Product { transpose, size: [m, n, k], on };
     let Epilogue::BiasBackward(db) = then else { return product.run(cuda, then) };
     let sums = cuda.products.workspace.sums(m);
-    let fits = sums.is_some() && n.is_multiple_of(8) && aligned(c.to);
+    let fits = sums.is_some() && n.is_multiple_of(8) && is_aligned(c.to);
     let on = Operands { bias: sums, db: Some(db), ..on };
     product.multiply_fused_or(cuda, fits, lt::Epilogue::BiasBackward, on, &|| {
         product.multiply_plain(cuda, c);
@@ -38,7 +38,7 @@ pub(super) fn gemm(cuda: &Cuda, op: &op::Gemm) {
     });
 }
 
-fn aligned(x: Tensor) -> bool {
+fn is_aligned(x: Tensor) -> bool {
     x.addr().is_multiple_of(16)
 }
 
@@ -57,7 +57,7 @@ impl Product {
         let Product { size: [_, n, _], on, .. } = *self;
         let c = on.c;
         // The library's epilogues need columns in eights and addresses in sixteens.
-        let fits = |x: Tensor| aligned(x) && x.dtype == c.to.dtype;
+        let fits = |x: Tensor| is_aligned(x) && x.dtype == c.to.dtype;
         let fused = n.is_multiple_of(8) && fits(c.to) && c.to.dtype == on.result();
         match then {
             Epilogue::Nothing => self.multiply_plain(cuda, c),

@@ -132,7 +132,7 @@ impl fmt::Display for Shape {
 
 impl Operands {
     /// Outputs that accumulate, which can be computed only once.
-    pub fn accumulated(&self) -> impl Iterator<Item = Tensor> {
+    pub fn accumulated_outputs(&self) -> impl Iterator<Item = Tensor> {
         let outs = [Some(self.c), self.db].into_iter().flatten();
         outs.filter(|out| out.add).map(|out| out.to)
     }

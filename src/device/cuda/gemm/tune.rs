@@ -81,7 +81,10 @@ impl Products {
         candidates: &[Option<Algorithm>],
     ) -> Option<Algorithm> {
         let device = &cuda.device;
-        let sums: Vec<_> = on.accumulated().map(|x| (x, cuda.contents(x))).collect();
+        let sums: Vec<_> = on
+            .accumulated_outputs()
+            .map(|x| (x, cuda.contents(x)))
+            .collect();
         let run = |candidate: &Option<Algorithm>| match (candidate, unfused) {
             (Some(algorithm), _) => self.multiply(cuda, plan, algorithm, on) == 0,
             (None, Some(unfused)) => {

@@ -27,7 +27,7 @@ use super::newton_schulz::{NewtonSchulz, Workspace};
 use super::owners;
 use super::{OptimizerRule, Place, Step};
 use crate::states::{MASTER, MODEL, ParamStates, StateSpec};
-use base::{DType, decayed};
+use base::{DType, decay_factor};
 use comm::{Group, Message};
 use device::{Arena, FusedMatrix, InPlace, Momentum, Tensor, op};
 use manifest::{self, Model, MuonScale};
@@ -194,7 +194,7 @@ impl Muon {
             let weight_decay = if p.param.spec.decay { weight_decay } else { 0.0 };
             let lr = step.lr * p.param.spec.step_factor(&self.model, self.step_size());
             be.run(op::MuonUpdate {
-                keep: decayed(step.lr, weight_decay),
+                keep: decay_factor(step.lr, weight_decay),
                 step: lr,
                 factor,
                 direction: own,

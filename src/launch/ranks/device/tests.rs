@@ -20,7 +20,7 @@ fn ordinals(transport: &str, process: bool, local_world: usize, count: usize) ->
     let m = manifest(transport);
     let local = |local_rank| LocalRank { local_rank, local_world, process, ..LocalRank::ONLY };
     (0..local_world)
-        .map_while(|local_rank| ordinal(&m, local(local_rank), count).ok())
+        .map_while(|local_rank| choose_gpu(&m, local(local_rank), count).ok())
         .collect()
 }
 
