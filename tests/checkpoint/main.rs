@@ -30,6 +30,8 @@
 //! | `import_choices` | settings, padding, copies that differ, counts of updates, states that are left |
 //! | `import_refused` | folders and settings that an import refuses, and changed bytes |
 //! | `import_exported` | the way back: Megatron-LM's folder and DeepSpeed's universal one |
+//! | `convert` | any folder in any other format, with the bytes of an import and an export |
+//! | `conversion_memory` | memory and disk of imports and conversions |
 //! | `torch` | torch.save's files: PyTorch's value by value, hostile and mutated ones |
 
 #[path = "../common/mod.rs"]
@@ -40,6 +42,8 @@ mod also;
 mod also_s3;
 mod changes;
 mod compression;
+mod conversion_memory;
+mod convert;
 mod damage;
 mod eval;
 mod faults;

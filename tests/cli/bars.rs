@@ -42,11 +42,12 @@ fn loading_replaying_and_comparing_have_a_bar() {
     let (hf, reference) = (hf.to_str().unwrap(), hf.join("logits.safetensors"));
     let import =
         ["import", "--hf", hf, "--output", "new", "--reference", reference.to_str().unwrap()];
-    let cases: [(&[&str], &str); 4] = [
+    let cases: [(&[&str], &str); 5] = [
         (&["eval", "runs/a", "--data", "corpus", "--limit", "2"], "loading"),
         (&["eval", hf, "--data", "corpus", "--seq-len", "8", "--limit", "2"], "loading"),
         (&["inspect-ckpt", "runs/a/checkpoints/step-00000005", "--replay", "1"], "replaying"),
         (&import, "comparing"),
+        (&["convert", hf, "converted", "--to", "hf"], "exporting"),
     ];
     for (args, doing) in cases {
         let Some(text) = on_terminal(&lab, 80, args) else { return };

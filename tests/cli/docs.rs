@@ -133,6 +133,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("gpu.md", "GPTRAIN_TEST_GPU=1", "a GPU"),
     ("gpu.md", "python3 -m tarfile", "a GPU"),
     ("import.md", "gptrain import", "tests/checkpoint/import_continues.rs"),
+    ("import.md", "gptrain convert", "tests/checkpoint/convert.rs"),
     ("import.md", "gptrain export", "tests/checkpoint/import_exported.rs"),
     ("runs.md", "gptrain sweep", "tests/cli/sweep.rs"),
     ("trace.md", "gptrain run manifests/quickstart-grid.yaml", "tests/cluster/trace.rs"),
