@@ -29,6 +29,16 @@ pub fn available() -> Option<Bytes> {
     HostMemory::detect().map(|memory| memory.free)
 }
 
+/// Bytes of this process in the machine's memory (VmRSS). None if the system does not report it.
+pub fn resident() -> Option<Bytes> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let row = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = row.split_whitespace().next()?.parse().ok()?;
+    Some(Bytes(1024 * kib))
+}
+
 impl HostMemory {
     /// Limit of this process. None if the system does not report it.
     pub fn detect() -> Option<HostMemory> {
@@ -106,6 +116,17 @@ impl fmt::Display for HostMemory {
 mod tests {
     use super::*;
     use std::fs;
+
+    #[test]
+    fn memory_is_resident_once_it_is_written() {
+        const ADDED: u64 = 128 << 20;
+        let before = resident().unwrap().0;
+        let written = std::hint::black_box(vec![1u8; ADDED as usize]);
+        let grown = resident().unwrap().0 - before;
+        drop(written);
+        // Other tests of this process allocate little meanwhile.
+        assert!(grown.abs_diff(ADDED) < ADDED / 100, "{grown} of {ADDED}");
+    }
 
     /// The tightest limit is reported.
     #[test]

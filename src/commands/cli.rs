@@ -55,7 +55,7 @@ const ABOUT: &str = "Pretrains GPT models: one binary, from a laptop's CPU to a 
 /// Exit codes as `--help` lists them; docs/runs.md has the same table.
 const EXIT_CODES: &str = "\
 Exit codes:
-  0    done, or stopped by a signal after saving
+  0    done, or stopped on request after saving
   1    an operation failed: disk, the only GPU, memory, values that are not finite;
        inspect-ckpt: the checkpoint is damaged, or the two are different
   2    the input is wrong: command line, manifest, dataset, a missing or damaged checkpoint

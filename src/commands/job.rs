@@ -5,6 +5,7 @@ use crate::options::Overwrite;
 use anyhow::{Context, Result};
 use base::{Problems, number, shell_word as quoted};
 use estimate::hardware;
+use launch::slurm;
 use manifest::{DeviceChoice, Loaded, Manifest, OnEnd};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -43,12 +44,97 @@ pub struct Resources {
     /// Time limit in sbatch's format; the job requeues itself before it is reached
     #[arg(long, default_value = "24:00:00", value_parser = check_time)]
     time: String,
+    #[command(flatten)]
+    passed: Passed,
+}
+
+/// Options of sbatch that the script passes on as they are.
+#[derive(clap::Args, Clone, Debug, Default)]
+struct Passed {
     /// Partition
     #[arg(long, value_parser = check_word)]
     partition: Option<String>,
     /// Account
     #[arg(long, value_parser = check_word)]
     account: Option<String>,
+    /// Quality of service
+    #[arg(long, value_parser = check_word)]
+    qos: Option<String>,
+    /// Features that the nodes must have: v100-32g, "a100&ib"
+    #[arg(long, value_name = "FEATURES", value_parser = check_word)]
+    constraint: Option<String>,
+    /// Reservation
+    #[arg(long, value_parser = check_word)]
+    reservation: Option<String>,
+    /// Placement of a task's CPUs: nomultithread, compute_bound, memory_bound
+    #[arg(long, value_parser = check_word)]
+    hint: Option<String>,
+    /// Generic resources of each node; gpu:8 in place of --gpus-per-node
+    #[arg(long, value_name = "LIST", value_parser = check_word)]
+    gres: Option<String>,
+    /// Jobs of an array: 1-10%1 is ten, one after another
+    #[arg(long, value_name = "INDEXES", value_parser = check_word)]
+    array: Option<String>,
+    /// Jobs to wait for: afterany:JOB
+    #[arg(long, value_name = "LIST", value_parser = check_word)]
+    dependency: Option<String>,
+    /// Address for Slurm's mail
+    #[arg(long, value_name = "ADDRESS", value_parser = check_word)]
+    mail_user: Option<String>,
+    /// Events that are mailed: END,FAIL,REQUEUE
+    #[arg(long, value_name = "EVENTS", value_parser = check_word)]
+    mail_type: Option<String>,
+    /// Share no node with other jobs
+    #[arg(long)]
+    exclusive: bool,
+    /// Any other option of sbatch: signal=USR1@300, or nice. May be repeated
+    #[arg(long, value_name = "KEY[=VALUE]", value_parser = check_option)]
+    option: Vec<String>,
+}
+
+impl Passed {
+    /// Options, without their dashes.
+    fn list(&self) -> Vec<String> {
+        let named = [
+            ("partition", &self.partition),
+            ("account", &self.account),
+            ("qos", &self.qos),
+            ("constraint", &self.constraint),
+            ("reservation", &self.reservation),
+            ("hint", &self.hint),
+            ("gres", &self.gres),
+            ("array", &self.array),
+            ("dependency", &self.dependency),
+            ("mail-user", &self.mail_user),
+            ("mail-type", &self.mail_type),
+        ];
+        let mut list = Vec::new();
+        for (name, value) in named {
+            list.extend(value.iter().map(|value| format!("{name}={value}")));
+        }
+        list.extend(self.exclusive.then(|| "exclusive".to_string()));
+        list.extend(self.option.iter().cloned());
+        list
+    }
+
+    /// GPUs per node of --gres: gpu, gpu:8, gpu:a100:8; None without GPUs.
+    fn gpus_per_node(&self) -> Option<usize> {
+        let gres = self.gres.as_deref().unwrap_or_default();
+        let gpus = gres
+            .split(',')
+            .find_map(|resource| resource.strip_prefix("gpu").filter(|rest| is_count(rest)))?;
+        Some(
+            gpus.rsplit(':')
+                .next()
+                .and_then(|count| count.parse().ok())
+                .unwrap_or(1),
+        )
+    }
+}
+
+/// Whether the text after `gpu` is nothing, or begins a type or a count.
+fn is_count(rest: &str) -> bool {
+    rest.is_empty() || rest.starts_with(':')
 }
 
 /// Placement of the job's ranks, one task each.
@@ -147,31 +233,26 @@ impl Resources {
 
     /// Options of sbatch, without their dashes.
     fn sbatch_options(&self, m: &Manifest, placement: Placement) -> Vec<String> {
-        let plain = |c: char| if c.is_alphanumeric() || "._-".contains(c) { c } else { '_' };
         let Placement { nodes, tasks, gpus } = placement;
-        let mut options =
-            vec![format!("job-name={}", m.name.chars().map(plain).collect::<String>())];
+        let mut options = vec![format!("job-name={}", slurm::job_name(&m.name))];
         match nodes {
             Some(nodes) => {
                 options.extend([format!("nodes={nodes}"), format!("ntasks-per-node={tasks}")]);
             }
             None => options.push(format!("ntasks={tasks}")),
         }
-        options.extend(gpus.then(|| format!("gpus-per-node={tasks}")));
+        let counted = self.passed.gpus_per_node().is_some();
+        options.extend((gpus && !counted).then(|| format!("gpus-per-node={tasks}")));
         let cpus = self
             .cpus_per_task
             .map(usize::from)
             .or(m.train.threads)
             .unwrap_or(CPUS);
         options.extend([format!("cpus-per-task={cpus}"), format!("time={}", self.time)]);
-        options.extend(
-            self.partition
-                .iter()
-                .map(|name| format!("partition={name}")),
-        );
-        options.extend(self.account.iter().map(|name| format!("account={name}")));
         options.extend((m.restart.max > 0).then(|| "no-kill".to_string()));
         options.extend(["requeue", "open-mode=append", "output=%x-%j.log"].map(str::to_string));
+        // The last of two equal options counts.
+        options.extend(self.passed.list());
         options
     }
 
@@ -211,14 +292,18 @@ impl Resources {
             .hardware
             .as_deref()
             .filter(|name| *name != hardware::CPU);
-        match (m.train.device, self.gpus_per_node, hardware) {
+        let given = self
+            .gpus_per_node
+            .map(usize::from)
+            .or(self.passed.gpus_per_node());
+        match (m.train.device, given, hardware) {
             (DeviceChoice::Cpu, Some(_), _) => Err(Problems::one(
-                "--gpus-per-node",
+                "--gpus-per-node or --gres",
                 "train.device is cpu",
-                "leave the flag out, or set train.device: cuda",
+                "leave the option out, or set train.device: cuda",
             )),
             (DeviceChoice::Cpu, None, _) | (DeviceChoice::Auto, None, None) => Ok(None),
-            (_, Some(gpus), _) => Ok(Some(gpus.get())),
+            (_, Some(gpus), _) => Ok(Some(gpus)),
             (_, None, Some(name)) => Ok(Some(hardware::find(name, "plan.hardware")?.per_node)),
             (DeviceChoice::Cuda, None, None) => Err(Problems::one(
                 "--gpus-per-node",
@@ -252,6 +337,17 @@ fn check_time(text: &str) -> Result<String, String> {
         return Err("write minutes (90), hours (24:00:00) or days (2-12:00:00)".to_string());
     }
     Ok(text.to_string())
+}
+
+/// Checks an option that is passed on, which begins with its name.
+fn check_option(text: &str) -> Result<String, String> {
+    let name = text.split('=').next().unwrap_or_default();
+    let is_name = name.starts_with(|c: char| c.is_ascii_lowercase())
+        && name.chars().all(|c| c.is_ascii_lowercase() || c == '-');
+    if !is_name {
+        return Err("write its name without dashes before it: nice=100".to_string());
+    }
+    check_word(text)
 }
 
 fn check_word(text: &str) -> Result<String, String> {

@@ -111,6 +111,11 @@ pub trait Backend {
     fn workspace(&self) -> Bytes {
         Bytes(0)
     }
+    /// Bytes of device memory that this backend holds: all of `reserve`, and what its ops reserved
+    /// when it was opened. 0 on a device that only counts.
+    fn reserved(&self) -> Bytes {
+        Bytes(0)
+    }
     /// Bytes of logits that the head computes at once, enough for full speed of its products.
     fn logits_chunk(&self) -> Bytes {
         LOGITS_CHUNK

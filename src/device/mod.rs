@@ -37,7 +37,7 @@ pub use dry::Dry;
 pub use fp8::{Fp8Scaling, Lines, Quantized, QuantizedBy};
 pub use gpu::{Gpu, GpuRequest};
 pub use meter::{HEAD_PRODUCT, Meter, OpTimes, Section};
-pub use monitor::{Faults, Health, Identity, Monitor};
+pub use monitor::{DeviceMemory, Faults, Health, Identity, Monitor};
 pub use muon::{FusedMatrix, Momentum};
 pub use op::{Access, Accesses, Op};
 pub use op_log::{LoggedOp, begin_op_log, take_op_log};

@@ -34,6 +34,15 @@ pub struct Health {
     pub gpu_celsius: Option<u32>,
 }
 
+/// Memory of one GPU in bytes, each None if it does not report the value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceMemory {
+    /// Memory of this process: its allocations, the driver's context, buffers of NCCL.
+    pub process: Option<u64>,
+    /// Memory that the driver and the firmware keep for themselves.
+    pub driver: Option<u64>,
+}
+
 /// Faults that a GPU reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
@@ -53,6 +62,8 @@ pub struct Faults {
 pub trait Monitor: Send {
     /// Reads the present state; some milliseconds.
     fn health(&self) -> Health;
+    /// Reads the present memory; some milliseconds.
+    fn memory(&self) -> DeviceMemory;
     /// Reads the present faults; some milliseconds.
     fn faults(&self) -> Faults;
 }

@@ -28,4 +28,4 @@ pub use ranks::{
     Device, GroupFactory, LocalRank, LocalRanks, clean_up_on_signal, gpu_for_each_rank, launcher,
     name_rank,
 };
-pub use supervise::{RANKS, start_processes, supervise};
+pub use supervise::{RANKS, start_processes, start_unrecorded_processes, supervise};

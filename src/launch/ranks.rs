@@ -8,7 +8,7 @@ pub use device::{Device, GroupFactory, LocalRank, gpu_for_each_rank, name_rank};
 use super::exit::AlreadyPrinted;
 use super::messages::Messages;
 use super::rank::{CollectiveError, Rank};
-use super::run_folder::job_folder;
+use super::run_folder::{self, job_folder};
 use super::signals::ExitOnSignal;
 use ::device::Dead;
 use anyhow::Context;
@@ -41,9 +41,14 @@ pub struct LocalRanks {
 pub fn clean_up_on_signal(m: &Manifest) -> anyhow::Result<Option<ExitOnSignal>> {
     let Some(launch) = launcher(m)?.filter(|launch| launch.world > 1) else { return Ok(None) };
     let folder = m.log.folder.clone();
+    let created = run_folder::outermost_missing(&folder);
     let handler = ExitOnSignal::listen(move || {
         tcp::forget_secret(&folder, &launch.job);
-        std::fs::remove_dir(&folder).ok(); // unless a run is there
+        // Unless a run is there.
+        match &created {
+            Some(outermost) => run_folder::remove_unused(&folder, outermost),
+            None => drop(std::fs::remove_dir(&folder)),
+        }
     })?;
     Ok(Some(handler))
 }
@@ -52,6 +57,15 @@ impl LocalRanks {
     /// All ranks of the manifest as threads, or the one rank that a launcher assigned to this
     /// process. `options` must be equal on all ranks, as the manifest must.
     pub fn rendezvous(loaded: &Loaded, options: &str) -> anyhow::Result<LocalRanks> {
+        LocalRanks::connect(loaded, options, true)
+    }
+
+    /// As `rendezvous`, for a command that leaves no folder: a failure writes no dump.
+    pub fn rendezvous_without_dumps(loaded: &Loaded, options: &str) -> anyhow::Result<LocalRanks> {
+        LocalRanks::connect(loaded, options, false)
+    }
+
+    fn connect(loaded: &Loaded, options: &str, writes_dumps: bool) -> anyhow::Result<LocalRanks> {
         let m = &loaded.manifest;
         let ranks = loaded.manifest.topology.ranks();
         let launcher = launcher(m)?;
@@ -59,11 +73,12 @@ impl LocalRanks {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let host = base::hostname();
         let Some(launch) = launcher.as_ref().filter(|_| !alone) else {
-            let dumps = dumps(m, &format!("process {}", std::process::id()));
-            clear(&dumps);
+            let job = format!("process {}", std::process::id());
+            let dumps = writes_dumps.then(|| dumps(m, &job));
+            clear(dumps.as_deref());
             let threads = m.train.threads.unwrap_or(cores / ranks).max(1);
             let mut worlds = Vec::new();
-            for world in threads::watched(ranks, &watchdog(m, &dumps))? {
+            for world in threads::watched(ranks, &watchdog(m, dumps.clone()))? {
                 let local = LocalRank {
                     local_rank: world.rank(),
                     local_world: ranks,
@@ -80,15 +95,15 @@ impl LocalRanks {
         }
         let share = launch.cores.unwrap_or(cores / launch.local_world.max(1));
         let threads = m.train.threads.unwrap_or(share).max(1);
-        let dumps = dumps(m, &launch.job);
+        let dumps = writes_dumps.then(|| dumps(m, &launch.job));
         if launch.rank == 0 {
-            clear(&dumps);
+            clear(dumps.as_deref());
         }
         let identity = xxh3_64(format!("{}\n{options}", loaded.effective).as_bytes());
         let join = Join {
             start_timeout: Duration::from_secs_f64(m.comm.start_timeout_s),
             node: if launch.node.is_empty() { host } else { launch.node.clone() },
-            ..Join::launched(launch, &m.log.folder, identity, watchdog(m, &dumps))?
+            ..Join::launched(launch, &m.log.folder, identity, watchdog(m, dumps))?
         };
         let local_rank = launch.local_rank;
         let local_world = launch.local_world;
@@ -256,9 +271,9 @@ fn wrong_world_size(m: &Manifest, launch: &LauncherEnv) -> Problems {
     )
 }
 
-fn watchdog(m: &Manifest, dumps: &Path) -> Watchdog {
+fn watchdog(m: &Manifest, dumps: Option<PathBuf>) -> Watchdog {
     let timeout = Duration::from_secs_f64(m.comm.timeout_s);
-    Watchdog { dumps: Some(dumps.into()), ..Watchdog::new(timeout) }
+    Watchdog { dumps, ..Watchdog::new(timeout) }
 }
 
 /// Dump folder of this start of this job. Dumps of other starts are kept.
@@ -267,6 +282,8 @@ fn dumps(m: &Manifest, job: &str) -> PathBuf {
 }
 
 /// Removes an earlier dump under the same name, which would be mistaken for this start's.
-fn clear(dumps: &Path) {
-    let _ = std::fs::remove_dir_all(dumps); // usually there is none
+fn clear(dumps: Option<&Path>) {
+    if let Some(dumps) = dumps {
+        let _ = std::fs::remove_dir_all(dumps); // usually there is none
+    }
 }

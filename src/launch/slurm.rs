@@ -3,6 +3,7 @@
 
 use anyhow::{Context, bail, ensure};
 use base::{Deadline, unix_time};
+use serde::Serialize;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -43,6 +44,43 @@ impl JobTime {
     }
 }
 
+/// Name of a run as a job's name.
+pub fn job_name(run: &str) -> String {
+    let plain = |c: char| if c.is_alphanumeric() || "._-".contains(c) { c } else { '_' };
+    run.chars().map(plain).collect()
+}
+
+/// Job of this user that is in Slurm's queue.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct QueuedJob {
+    /// "1234", or of an array "1234_[5-9]".
+    pub id: String,
+    /// State in Slurm's words: PENDING, RUNNING, COMPLETING, …
+    pub state: String,
+    /// Reason why it waits.
+    pub reason: String,
+}
+
+/// Jobs of a run: those with its name, and its last job.
+pub fn queued_jobs(run: &str, last: Option<&str>) -> anyhow::Result<Vec<QueuedJob>> {
+    let answer = run_command(Command::new("squeue").args(["-h", "--me", "-o", "%i|%T|%r|%j"]))?;
+    Ok(parse_queue(&answer, &job_name(run), last))
+}
+
+/// Reads the jobs with this name or number from squeue's `%i|%T|%r|%j`.
+fn parse_queue(answer: &str, name: &str, last: Option<&str>) -> Vec<QueuedJob> {
+    let mut jobs = Vec::new();
+    for line in answer.lines() {
+        let fields: Vec<&str> = line.splitn(4, '|').collect();
+        let [id, state, reason, job] = fields[..] else { continue };
+        if job == name || Some(id) == last {
+            let [id, state, reason] = [id, state, reason].map(str::to_string);
+            jobs.push(QueuedJob { id, state, reason });
+        }
+    }
+    jobs
+}
+
 #[derive(Clone, Debug)]
 pub struct Job {
     id: String,
@@ -65,7 +103,8 @@ impl Job {
     /// fails, uses SLURM_JOB_START_TIME and SLURM_JOB_END_TIME (absent in 22.05), which have the limit
     /// at the job's start.
     pub fn time(&self) -> anyhow::Result<Option<JobTime>> {
-        let answer = run(Command::new("squeue").args(["-h", "-o", "%L %l", "-j", &self.id]));
+        let answer =
+            run_command(Command::new("squeue").args(["-h", "-o", "%L %l", "-j", &self.id]));
         match answer.and_then(|text| JobTime::read(&text)) {
             Ok(time) => Ok(time),
             Err(error) => Ok(Some(JobTime::from_environment().ok_or(error)?)),
@@ -98,12 +137,12 @@ impl Job {
         let mut test = as_user("sbatch");
         test.args(["--test-only", "--wrap=:"])
             .args(repeated_options(&description));
-        run(test.arg(format!("--exclude={nodes}")))?;
+        run_command(test.arg(format!("--exclude={nodes}")))?;
         Ok(nodes)
     }
 
     fn description(&self) -> anyhow::Result<String> {
-        run(Command::new("scontrol").args(["show", "job", "-o", &self.id]))
+        run_command(Command::new("scontrol").args(["show", "job", "-o", &self.id]))
     }
 
     /// Submits the job's batch script again, to start when this job has ended, with the same
@@ -113,7 +152,7 @@ impl Job {
         let script = folder.join(SCRIPT);
         let _ = std::fs::remove_file(&script); // scontrol refuses to write over one
         let write = ["write", "batch_script", &self.id];
-        run(Command::new("scontrol").args(write).arg(&script))
+        run_command(Command::new("scontrol").args(write).arg(&script))
             .context("only a job with a batch script can be submitted again")?;
         ensure!(script.exists(), "scontrol wrote no {}", script.display());
         let description = self.description()?;
@@ -125,7 +164,7 @@ impl Job {
         let name = std::env::var("SLURM_JOB_NAME").ok();
         sbatch.args(name.map(|name| format!("--job-name={name}")));
         sbatch.args(exclude.map(|nodes| format!("--exclude={nodes}")));
-        let answer = run(sbatch.arg(&script))?;
+        let answer = run_command(sbatch.arg(&script))?;
         let (number, _cluster) = answer.trim().split_once(';').unwrap_or((answer.trim(), ""));
         Ok(number.to_string())
     }
@@ -201,7 +240,7 @@ fn repeated_options(description: &str) -> Vec<String> {
 }
 
 /// Runs a command and returns its output. Fails with its error output if it fails or takes too long.
-fn run(command: &mut Command) -> anyhow::Result<String> {
+fn run_command(command: &mut Command) -> anyhow::Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     run_as(&name, command)
 }
@@ -286,6 +325,21 @@ mod tests {
     }
 
     #[test]
+    fn jobs_of_a_run_have_its_name_or_number() {
+        // Output of Slurm 22.05.
+        let answer = "31|RUNNING|None|tr1-13B\n32_[2-9%1]|PENDING|JobArrayTaskLimit|other\n\
+                      33|PENDING|Dependency|tr1-13B\n34|PENDING|Priority|a|b\n";
+        let ids = |name, last| {
+            let jobs = parse_queue(answer, name, last);
+            jobs.into_iter().map(|job| job.id).collect::<Vec<_>>()
+        };
+        assert_eq!(ids("tr1-13B", None), ["31", "33"]);
+        assert_eq!(ids("none", Some("34")), ["34"]);
+        assert_eq!(ids("a|b", None), ["34"]);
+        assert_eq!(job_name("my run/1"), "my_run_1");
+    }
+
+    #[test]
     fn what_sbatch_was_given_is_repeated() {
         // Output of Slurm 22.05.
         let about = "JobId=1 JobName=job.sh Account=(null) QOS=(null) TimeLimit=00:01:00 \
@@ -309,9 +363,9 @@ mod tests {
     #[test]
     fn a_command_that_fails_says_why() {
         let mut failing = Command::new("sh");
-        let error = run(failing.args(["-c", "echo no such job >&2; exit 1"])).unwrap_err();
+        let error = run_command(failing.args(["-c", "echo no such job >&2; exit 1"])).unwrap_err();
         assert_eq!(error.to_string(), "sh: no such job");
-        assert!(run(&mut Command::new("gptrain-no-such-program")).is_err());
+        assert!(run_command(&mut Command::new("gptrain-no-such-program")).is_err());
         let output = run_despite_sigterm(&["sh", "-c", "kill -TERM $$; echo continues"]).unwrap();
         assert_eq!(output, "continues\n");
     }

@@ -56,7 +56,8 @@ Topology(raw) {
     /// (--overlap-p2p-communication); on GPUs this needs independent streams. Default: false.
     overlap_p2p: bool = false;
     /// Layers of the stages: a rule, or a list of layers per stage; with schedule: interleaved, per
-    /// chunk in the model's order. Default: uniform.
+    /// chunk in the model's order; 0 leaves the first stage its embedding alone, the last its head. Default:
+    /// uniform.
     layer_split: LayerSplitForm => LayerSplit = layer_split(raw.layer_split);
     /// Ranks with adjacent numbers, next after tensor-parallel ranks. Default: data.
     neighbours: RankOrder = RankOrder::Data;
@@ -116,13 +117,14 @@ forms! {
 /// Number of layers of a stage.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(transparent)]
-pub struct LayerCount(#[schemars(range(min = 1, max = 10_000))] pub usize);
+pub struct LayerCount(#[schemars(range(min = 0, max = 10_000))] pub usize);
 
 /// Split of layers into pipeline stages.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum LayerSplit {
     Uniform,
-    /// Embedding and head count as a layer each: the first and last stage hold one layer less
+    /// Embedding and head count as a layer each: the first and last stage hold one layer less, and may
+    /// hold none
     /// (Megatron-DeepSpeed's `type:transformer|embedding`).
     TransformerAndEmbedding,
     /// Minimises the cost of the most expensive stage.

@@ -15,7 +15,9 @@ pub mod file_checks;
 mod gpu_faults;
 pub mod last_checkpoint;
 pub mod loader;
+pub mod memory;
 mod not_finite;
+pub mod probe;
 mod op_table;
 mod step_parts;
 pub mod resume;
@@ -58,6 +60,11 @@ pub fn start_processes(loaded: &Loaded, words: &[OsString]) -> Result<bool> {
         m.runnable()?;
         eval::read_tasks(m).map(drop)
     })
+}
+
+/// Starts the processes of a probe, as `start_processes`. A failure is not recorded in the run's folder.
+pub fn start_probe_processes(loaded: &Loaded, words: &[OsString]) -> Result<bool> {
+    launch::start_unrecorded_processes(loaded, words, || Ok(loaded.manifest.runnable()?))
 }
 
 /// Trains the manifest, from the newest checkpoint in its folder to the end or to a signal. The

@@ -229,7 +229,7 @@ impl<'a> Run<'a> {
     pub fn end(&mut self, ended: &anyhow::Result<Ended>) {
         let how = match ended {
             Ok(Ended::Complete | Ended::NothingLeft) => status::COMPLETE.to_string(),
-            Ok(Ended::Stopped) => "stopped by a signal, and saved".to_string(),
+            Ok(Ended::Stopped) => "stopped on request, and saved".to_string(),
             Ok(Ended::JobEnds) => "saved, as its job ended".to_string(),
             Ok(Ended::Reached) => status::REACHED.to_string(),
             Err(error) => format!("{}: {error:#}", status::FAILED),

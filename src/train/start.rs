@@ -3,6 +3,7 @@
 
 mod announce;
 mod plan;
+pub mod probe;
 
 use super::file_checks::{check_files, check_run_folder};
 use super::gpu_faults::GpuFaults;
@@ -19,7 +20,7 @@ use super::step_parts::StepParts;
 use super::stragglers::Stragglers;
 use super::time_limit::TimeLimit;
 use super::trace::{Trace, TraceOptions};
-use super::watch::{Drift, Periodic, Record, RunContext, StopAtLoss, Watchers};
+use super::watch::{Drift, Periodic, Record, RunContext, StopAtLoss, StopFile, Watchers};
 use super::{fetch, preflight, replay, resume, tokenizers, watch};
 use anyhow::Result;
 use base::output::{self, Existing};
@@ -58,6 +59,8 @@ pub struct RunOptions {
     pub trace: Option<TraceOptions>,
     /// File to which rank 0 writes the ops of a step.
     pub ops: Option<PathBuf>,
+    /// Whether nothing is saved, at a signal either: a probe.
+    pub keeps_nothing: bool,
 }
 
 /// State shared by the ranks of one process.
@@ -86,11 +89,12 @@ impl<'a> Process<'a> {
         ranks: &LocalRanks,
     ) -> Result<Process<'a>> {
         let tasks = Arc::new(tasks);
+        let says_stop = ranks.have_first() && !options.keeps_nothing;
         Ok(Process {
             loaded,
             options,
             messages,
-            signals: Signals::listen(ranks.have_first().then(|| messages.console().clone()))?,
+            signals: Signals::listen(says_stop.then(|| messages.console().clone()))?,
             trace: options
                 .trace
                 .as_ref()
@@ -129,6 +133,7 @@ pub fn lock(rank: &Rank, m: &Manifest) -> Result<Option<FolderLock>> {
     let take = || {
         let lock = FolderLock::take(&m.log.folder)?;
         check_run_folder(&m.log.folder)?;
+        StopFile::refuse(&m.log.folder)?;
         Ok(Some(lock))
     };
     rank.agree(if rank.is_first() { take() } else { Ok(None) })
@@ -219,6 +224,7 @@ fn open_run<'a>(
         Box::new(Stragglers::new(rank, &m.log.folder, device.processor())),
         Box::new(GpuFaults::new(rank, m, device, monitor.as_deref())),
         Box::new(limit),
+        Box::new(rank.is_first().then(|| StopFile::new(&m.log.folder))),
         Box::new(stop_at_loss),
         Box::new(Periodic("replicas", m.train.audit_interval, watch::compare)),
         Box::new(Periodic("evaluation", m.train.eval_interval, watch::evaluate)),

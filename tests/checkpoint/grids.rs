@@ -36,6 +36,7 @@ grids!(tensor_pipeline_and_zero_3: ["tensor=4", "pipeline=2"] ["data=8", "zero=3
 grids!(all_three_and_zero_2: ["tensor=2", "pipeline=2", "data=2", "zero=1"] ["data=4", "zero=2"]);
 grids!(uneven_stages_and_tensor_zero_3: ["pipeline=2", "layer_split=[3, 1]"]
     ["tensor=2", "data=2", "zero=3", "sequence_parallel=true"]);
+grids!(stages_without_layers_and_replicas: ["pipeline=4", "layer_split=[0, 2, 2, 0]"] ["data=2"]);
 grids!(one_rank_and_pipeline_zero_1: [] ["pipeline=4", "data=2", "zero=1"]);
 grids!(zero_1_by_8_and_replicas: ["data=8", "zero=1"] ["tensor=2", "data=2", "neighbours=pipeline"]);
 grids!(tensor_zero_2_and_gpipe: ["tensor=2", "data=2", "zero=2"] ["pipeline=2", "schedule=gpipe"]);

@@ -70,7 +70,7 @@ fn runs_are_compared_at_the_same_step_and_at_the_same_tokens() {
         assert!(!page.contains(outside), "{outside}");
     }
     assert!(page.contains("<th>batch.global</th><td>4</td><td>8</td>"), "{said}");
-    assert!(page.matches("<figure").count() == 6 && !page.contains("NaN"), "{said}");
+    assert!(page.matches("<figure").count() == 7 && !page.contains("NaN"), "{said}");
     lab.gptrain(&["compare", "runs/a", "runs/b", "-o", "both.html"])
         .expect(2, &["both.html"]);
 
@@ -80,7 +80,7 @@ fn runs_are_compared_at_the_same_step_and_at_the_same_tokens() {
         .well();
     let page = fs::read_to_string(lab.path("long.html")).unwrap();
     let late = "<h2>loss without the first tenth, nats a token";
-    assert!(page.contains(late) && page.matches("<figure").count() == 7, "{page}");
+    assert!(page.contains(late) && page.matches("<figure").count() == 8, "{page}");
 
     // A run that ended early does not set the step of the others, unless there is but one other.
     run("early", &["train.steps=2"]);

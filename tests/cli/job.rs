@@ -30,6 +30,11 @@ fn a_job_has_the_numbers_of_its_manifest() {
     assert!(lines.iter().all(|line| gpus.contains(line)), "{gpus}");
     let restarts = job(&["--set", "restart.max=2"]);
     assert!(restarts.contains("srun --no-kill --kill-on-bad-exit=0 gptrain run "), "{restarts}");
+    let gres = job(&["--gres", "gpu:a100:8,lscratch:10", "--exclusive", "--option", "nice=100"]);
+    let lines = ["--nodes=2\n", "--gres=gpu:a100:8,lscratch:10\n", "--exclusive\n", "--nice=100\n"];
+    assert!(lines.iter().all(|line| gres.contains(line)) && !gres.contains("gpus-per"), "{gres}");
+    let wrong = ["job", "run.yaml", "--option=--nice=100"];
+    lab.gptrain(&wrong).expect(2, &["its name without dashes"]);
     let wrong = ["job", "run.yaml", "--partition", "a b"];
     lab.gptrain(&wrong).expect(2, &["one word without spaces"]);
     lab.gptrain(&["job", "none.yaml"]).expect(2, &["none.yaml"]);

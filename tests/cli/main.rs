@@ -9,6 +9,7 @@
 //! | `track` | `gptrain wandb`, `gptrain mlflow`, with stand-ins of these modules |
 //! | `job` | `gptrain job`: the script of a manifest |
 //! | `sweep` | `gptrain sweep`: combinations of values, killed, failed, and as Slurm's jobs |
+//! | `probe` | `gptrain run --probe`: the steps of the run, and nothing left of them |
 //! | `places` | models by their place, options that name a setting, examples before questions |
 //! | `upkeep` | `gptrain prune`, and the user's command for events |
 //! | `run` | `gptrain run`: training, stopping, resuming, and everything that can be wrong |
@@ -52,6 +53,7 @@ mod leftovers;
 mod newcomer;
 mod ops;
 mod places;
+mod probe;
 mod random;
 mod readme;
 mod remedies;

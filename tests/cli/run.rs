@@ -1,6 +1,7 @@
 //! `gptrain run` as a user runs it: training, stopping, resuming, and all possible mistakes.
 
-use crate::common::binary::{Done, Lab};
+use crate::common::binary::{Done, Lab, run_args};
+use gptrain::train::testing::STEP_DELAY;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::Path;
@@ -44,7 +45,9 @@ fn a_run_stopped_by_a_signal_saves_and_goes_on_as_if_it_never_stopped() {
     lab.run(&[&long[..], &["log.folder=runs/whole"]].concat())
         .expect(0, &[]);
     for (signal, steps) in [(Signal::TERM, 8), (Signal::INT, 20), (Signal::HUP, 35)] {
-        let child = lab.start(&long);
+        // So slow that a late signal does not meet a complete run.
+        let mut command = lab.command(&run_args(&long));
+        let child = command.env(STEP_DELAY, "0.05").spawn().unwrap();
         lab.wait_for_steps("runs/a", steps);
         kill_process(Pid::from_child(&child), signal).unwrap();
         let done = Done::of(child.wait_with_output().unwrap());

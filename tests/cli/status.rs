@@ -207,7 +207,7 @@ fn all_runs_of_a_folder_are_listed() {
         fs::write(path, serde_json::to_vec(&status).unwrap()).unwrap();
     };
     change("runs/failed", |status| status.phase = "failed: the disk is full".into());
-    change("runs/stopped", |status| status.phase = "stopped by a signal, and saved".into());
+    change("runs/stopped", |status| status.phase = "stopped on request, and saved".into());
     change("runs/silent", |status| {
         (status.ended, status.updated) = (false, status.updated - 3600.0)
     });
@@ -268,7 +268,7 @@ fn a_run_is_followed_to_its_end() {
     let (lines, objects) = (end(lines), end(objects));
     let last = lines.expect(0, &[]).out.lines().last().unwrap();
     assert!(
-        last.starts_with("step ") && last.ends_with(" stopped by a signal, and saved"),
+        last.starts_with("step ") && last.ends_with(" stopped on request, and saved"),
         "{last}"
     );
     let steps = objects.expect(0, &[]).out.lines().map(|line| {

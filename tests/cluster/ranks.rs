@@ -144,6 +144,36 @@ fn sets_of<'a>(sets: &[&'a str]) -> Vec<&'a str> {
 }
 
 #[test]
+fn a_file_in_the_folder_stops_and_saves_all_ranks_and_refuses_the_next_start() {
+    let lab = Lab::new();
+    let sets =
+        with(&GRID, &["train.steps=200000", "log.interval=1000", "checkpoint.interval=100000"]);
+    let ranks = lab.ranks(8, &sets);
+    lab.wait_for_steps("runs/a", 2);
+    let stop = lab.path("runs/a/stop");
+    std::fs::write(&stop, "").unwrap();
+    let ended = ranks.end(0..8);
+    ended.iter().for_each(Done::well);
+    assert!(
+        ended[0]
+            .out
+            .contains("runs/a/stop is there: saving and leaving"),
+        "{}",
+        ended[0].out
+    );
+    assert!(ended[0].out.contains("stopped and saved"), "{}", ended[0].out);
+    lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"])
+        .expect(0, &[]);
+    let saved = lab.metrics("runs/a").len();
+    lab.run(&sets)
+        .expect(2, &["runs/a/stop: is there: somebody stopped this run", "rm runs/a/stop"]);
+    std::fs::remove_file(stop).unwrap();
+    let resumed = lab.run(&with(&sets, &[&format!("train.steps={}", saved + 1)]));
+    resumed.expect(0, &[]);
+    assert!(resumed.out.contains("resuming from"), "{}", resumed.out);
+}
+
+#[test]
 fn what_one_grid_saved_another_goes_on_with() {
     let lab = Lab::new();
     let sets = ["batch.ramp_up=4 4 24", "batch.global=8", "checkpoint.interval=3"];

@@ -10,7 +10,7 @@ train: {samples: 800}
 ";
 
 /// Settings of every kind of grid.
-pub const GRIDS: [&[&str]; 18] = [
+pub const GRIDS: [&[&str]; 19] = [
     &["topology.tensor=2"],
     &["topology.tensor=4", "topology.recompute=full", "precision=bf16"],
     &["topology.tensor=2", "topology.sequence_parallel=true", "topology.recompute=selective"],
@@ -21,6 +21,7 @@ pub const GRIDS: [&[&str]; 18] = [
     &["topology.data=2", "topology.zero=3", "model.layers=1", "precision=bf16"],
     &["topology.pipeline=4", "model.tied_head=false"],
     &["topology.pipeline=2", "topology.schedule=gpipe", "precision=bf16"],
+    &["topology={pipeline: 3, layer_split: [0, 8, 0], tensor: 2}"],
     &["topology={pipeline: 2, schedule: interleaved, overlap_p2p: true}"],
     &["topology.pipeline=2", "topology.schedule=interleaved", "topology.tensor=2"],
     &["topology={pipeline: 2, tensor: 2, data: 2, sequence_parallel: true, zero: 1}"],

@@ -127,6 +127,16 @@ fn shapes_that_do_not_fit_are_refused_with_the_numbers() {
         "m.yaml:17: topology.layer_split holds 5 layers, model.layers is 6 → make the numbers add up",
     );
     check_added(
+        "topology: {pipeline: 3, layer_split: [3, 0, 3]}",
+        "m.yaml:17: a stage between the first and the last has no layer → give it one: only the stages of \
+         the embedding and of the head may have none",
+    );
+    check_added(
+        "topology: {pipeline: 8}",
+        "m.yaml:17: topology.pipeline 8 needs more layers than model.layers 6 → set topology.layer_split \
+         to transformer_and_embedding: embedding and head are stages of their own",
+    );
+    check_added(
         "topology: {pipeline: 3, layer_split: [3, 3]}",
         "m.yaml:17: topology.layer_split has 2 entries for topology.pipeline 3 → give 3 numbers of \
          layers",

@@ -43,6 +43,17 @@ grid!(pipeline_uneven: "topology.pipeline=2", "topology.layer_split=[3, 1]");
 grid!(pipeline_balanced: "model.layers=5", "topology.pipeline=2", "topology.layer_split=balanced");
 grid!(pipeline_3_with_ends: "topology.pipeline=3",
     "topology.layer_split=transformer_and_embedding");
+grid!(pipeline_of_stages_without_layers: "model.layers=2", "topology.pipeline=4",
+    "topology.layer_split=transformer_and_embedding");
+grid!(pipeline_of_the_embedding_alone: "topology.pipeline=3", "topology.layer_split=[0, 2, 2]",
+    "topology.schedule=gpipe", "model.tied_head=false", "topology.recompute=full");
+grid!(pipeline_of_the_head_alone: "topology.pipeline=2", "topology.layer_split=[4, 0]",
+    "topology.data=2", "topology.zero=1", "topology.tensor=2", "topology.sequence_parallel=true");
+grid!(interleaved_without_layers: "model.layers=6", "topology.pipeline=2",
+    "topology.schedule=interleaved", "topology.layer_split=[0, 3, 3, 0]");
+grid!(interleaved_without_layers_untied: "model.layers=2", "topology.pipeline=2",
+    "topology.schedule=interleaved", "topology.layer_split=transformer_and_embedding",
+    "topology.overlap_p2p=true", "model.tied_head=false");
 grid!(pipeline_untied: "topology.pipeline=2", "model.tied_head=false");
 grid!(interleaved_2: "topology.pipeline=2", "topology.schedule=interleaved");
 grid!(interleaved_4_by_2: "model.layers=8", "topology.pipeline=4",

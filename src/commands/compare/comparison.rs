@@ -1,12 +1,14 @@
-//! Several runs side by side: losses at the same step and at the same tokens, speed, settings that
-//! differ. The same rows as text, as JSON, and on a page with the curves drawn over each other.
+//! Several runs side by side: losses at the same step and at the same tokens, speed, the first step that
+//! differs, and settings that differ. The same rows as text, as JSON, and on a page with the curves drawn over each other.
 
+use super::parting::{self, Parting};
 use crate::report::curves::{self, XAxis};
 use crate::report::page::{self, Run, figure};
 use anyhow::Result;
 use base::Count;
 use base::svg::{Chart, Scale, escape, short};
 use base::table::{Cell, Printout, Rows, Table};
+use launch::events::Kind;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -218,6 +220,28 @@ impl Comparison {
         self.0.iter().map(|(label, _)| label.clone())
     }
 
+    /// Where each later run parts from the first.
+    fn partings(&self) -> Table {
+        let mut partings = Vec::new();
+        for (label, run) in &self.0[1..] {
+            partings.push(Parting::find(&self.0[0].1.metrics, label, &run.metrics));
+        }
+        parting::table(&self.0[0].0, &partings)
+    }
+
+    /// Last start of each run: version and commit, machine, command.
+    fn starts(&self) -> Table {
+        let mut starts = Vec::new();
+        for (label, run) in &self.0 {
+            let start = run.events.iter().rfind(|event| event.kind == Kind::Start);
+            starts.extend(start.map(|start| (label, &start.text)));
+        }
+        Rows::new(&starts)
+            .column("run", "run", |(label, _)| label.to_string())
+            .column("last start", "start", |(_, text)| text.to_string())
+            .table()
+    }
+
     /// Table of the numbers; of two runs with their difference.
     fn numbers(&self) -> Table {
         let rows = self.rows();
@@ -247,15 +271,21 @@ impl Comparison {
     pub fn printout(&self) -> Printout {
         let settings = self.settings();
         let numbers = self.numbers();
+        let partings = self.partings();
+        let starts = self.starts();
         let mut out = Printout::new(json!({
             "runs": self.labels().collect::<Vec<_>>(), "rows": numbers.json(),
-            "notes": self.notes(), "settings": BTreeMap::from_iter(settings.clone()),
+            "notes": self.notes(), "partings": partings.json(), "starts": starts.json(), "settings": BTreeMap::from_iter(settings.clone()),
         }));
         out.table(numbers);
         out.line("");
         for note in self.notes() {
             out.line(note + "\n");
         }
+        out.table(partings);
+        out.line("");
+        out.table(starts);
+        out.line("");
         if settings.is_empty() {
             out.line("all settings are equal");
         }
@@ -304,6 +334,10 @@ impl Comparison {
         if let Some(chart) = &late {
             body += &figure("loss without the first tenth, nats a token", chart, "");
         }
+        if let Some(chart) = parting::chart(&runs) {
+            let title = format!("loss less that of {}, nats a token", escape(runs[0].0));
+            body += &figure(&title, &chart, "");
+        }
         let by_tokens = curves::overlay(&runs, XAxis::Tokens, scale, false, loss);
         body += &figure("loss over tokens, nats a token", &by_tokens, "");
         let charts = shown(|place| match place {
@@ -321,6 +355,8 @@ impl Comparison {
             .into_iter()
             .map(|note| format!("<p>{}</p>\n", escape(&note)));
         body.extend(notes);
+        body += &page::section("first difference", &self.partings(), false, "");
+        body += &page::section("last start", &self.starts(), false, "");
         match &self.settings()[..] {
             [] => body += "<section><h2>all settings are equal</h2></section>\n",
             settings => {

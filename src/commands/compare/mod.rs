@@ -1,6 +1,7 @@
 //! `gptrain compare`
 
 pub mod comparison;
+mod parting;
 
 use crate::options::{Json, Overwrite};
 use anyhow::Result;

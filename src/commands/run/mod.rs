@@ -2,6 +2,7 @@
 
 mod example;
 mod length;
+mod probe;
 
 use crate::completions::SETTINGS;
 use base::{Problems, number, shell_word};
@@ -49,6 +50,8 @@ pub struct Run {
     /// seconds
     #[arg(long, value_name = "FILE")]
     ops: Option<PathBuf>,
+    #[command(flatten)]
+    probe: probe::Probe,
 }
 
 impl Run {
@@ -62,6 +65,9 @@ impl Run {
         };
         let minutes = self.minutes()?;
         let mut loaded = manifest::load(&path, &self.set)?;
+        if let Some(steps) = self.probe.steps {
+            return self.probe.run(steps, &loaded, &rank_words(&[]), messages);
+        }
         // A run from a checkpoint of the user's choice does not restart: it would use the newest one.
         let once =
             self.resume_from.is_some() || self.reset_optimizer || self.verify_resume.is_some();
@@ -86,7 +92,15 @@ impl Run {
             .trace
             .zip(self.trace_steps)
             .map(|(file, steps)| TraceOptions { file, steps });
-        let options = train::RunOptions { resume_from, reset_optimizer, verify_resume, trace, ops };
+        let keeps_nothing = false;
+        let options = train::RunOptions {
+            resume_from,
+            reset_optimizer,
+            verify_resume,
+            trace,
+            ops,
+            keeps_nothing,
+        };
         let ended = train::run(&loaded, &options, messages)?;
         if messages.console().form() == Form::Quiet {
             return Ok(());

@@ -1,5 +1,6 @@
 //! `gptrain status`
 
+mod queue;
 mod runs;
 mod text;
 
@@ -27,6 +28,9 @@ pub struct ShowStatus {
     /// Follow one run until it ends: redraws on a terminal, prints a line per change in a pipe
     #[arg(long)]
     watch: bool,
+    /// Ask Slurm whether the run is running, waiting, or neither: exit code 1, for a cron job
+    #[arg(long, conflicts_with = "watch")]
+    queue: bool,
     /// Print JSON: one run's status.json, or {"runs": […]}; with --watch an object per change
     #[arg(long)]
     json: bool,
@@ -34,7 +38,10 @@ pub struct ShowStatus {
 
 impl ShowStatus {
     pub fn run(self) -> anyhow::Result<()> {
-        let ShowStatus { folder, watch, json } = self;
+        let ShowStatus { folder, watch, queue, json } = self;
+        if queue {
+            return queue::report(&folder, json);
+        }
         let now = unix_time().as_secs_f64();
         let is_run = folder.join(NAME).exists();
         if !is_run && folder.is_dir() {

@@ -373,9 +373,15 @@ pub(super) struct Regions {
     maps: RefCell<Vec<MmapMut>>,
     /// Bytes free at the first reservation, minus those reserved since (touched or not).
     left: Cell<Option<u64>>,
+    /// Bytes reserved as device memory.
+    on_device: Cell<u64>,
 }
 
 impl Regions {
+    pub fn reserved(&self) -> Bytes {
+        Bytes(self.on_device.get())
+    }
+
     pub fn reserve(&self, bytes: usize, memory: MemoryKind) -> Result<usize, OutOfMemory> {
         let left = self.left.get().or_else(|| available().map(|left| left.0));
         let asked = Bytes(bytes as u64);
@@ -388,6 +394,9 @@ impl Regions {
             available: left.map(Bytes),
         })?;
         self.left.set(left.map(|left| left - asked.0));
+        if memory == MemoryKind::Device {
+            self.on_device.set(self.on_device.get() + asked.0);
+        }
         let base = map.as_mut_ptr() as usize;
         self.maps.borrow_mut().push(map);
         Ok(base)

@@ -123,6 +123,10 @@ impl Backend for Cpu {
         self.regions.reserve(bytes, MemoryKind::Host)
     }
 
+    fn reserved(&self) -> Bytes {
+        self.regions.reserved()
+    }
+
     fn host(&self) -> &dyn Backend {
         self
     }

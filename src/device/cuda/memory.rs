@@ -97,6 +97,8 @@ impl Device {
 /// All memory of a backend.
 pub struct Memory {
     regions: RefCell<Vec<CUdeviceptr>>,
+    /// Bytes of `regions`.
+    reserved: Cell<usize>,
     /// Page-locked regions of the host.
     host_regions: RefCell<Vec<*mut c_void>>,
     /// Events of transfers: all of them, and those not in use.
@@ -118,6 +120,7 @@ impl Memory {
     pub fn new(device: &Device, workspace: usize) -> Result<Memory, OutOfMemory> {
         let mut memory = Memory {
             regions: RefCell::default(),
+            reserved: Cell::new(0),
             host_regions: RefCell::default(),
             transfers: RefCell::default(),
             buffers: Vec::new(),
@@ -160,9 +163,15 @@ impl Memory {
         device.call("reserving memory", |_| code);
         if code == 0 {
             self.regions.borrow_mut().push(address);
+            self.reserved.set(self.reserved.get() + bytes);
         }
         self.clear(device, address as usize, bytes);
         Ok(address as usize)
+    }
+
+    /// Bytes of device memory that `reserve` has reserved.
+    pub fn reserved(&self) -> Bytes {
+        Bytes(self.reserved.get() as u64)
     }
 
     /// Reserves a page-locked region of the host with any content. None if the driver refuses it.

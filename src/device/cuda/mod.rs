@@ -202,6 +202,10 @@ impl Backend for Cuda {
         Ok(address)
     }
 
+    fn reserved(&self) -> Bytes {
+        self.memory.reserved()
+    }
+
     fn host(&self) -> &dyn Backend {
         self.cpu()
     }

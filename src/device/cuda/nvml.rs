@@ -4,7 +4,7 @@
 //! The declarations are those of nvml.h: handles are pointers, results ints of which 0 is success.
 
 use super::library::{Library, Symbol};
-use crate::{Faults, Health, Monitor};
+use crate::{DeviceMemory, Faults, Health, Monitor};
 use std::ffi::{CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::path::PathBuf;
 use std::ptr::null_mut;
@@ -32,6 +32,37 @@ struct EventData {
     instances: [c_uint; 2],
 }
 
+/// nvmlMemory_v2_t.
+#[repr(C)]
+#[derive(Default)]
+struct MemoryInfo {
+    version: c_uint,
+    total: c_ulonglong,
+    reserved: c_ulonglong,
+    free: c_ulonglong,
+    used: c_ulonglong,
+}
+
+/// NVML_STRUCT_VERSION(Memory, 2).
+const MEMORY_VERSION: c_uint = size_of::<MemoryInfo>() as c_uint | 2 << 24;
+
+/// nvmlProcessInfo_v2_t.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct ProcessInfo {
+    pid: c_uint,
+    used: c_ulonglong,
+    instances: [c_uint; 2],
+}
+
+/// Processes of a GPU that are read; it has one for each rank.
+const MOST_PROCESSES: usize = 64;
+
+/// NVML_VALUE_NOT_AVAILABLE, of a value of 64 bits.
+const NOT_AVAILABLE: c_ulonglong = c_ulonglong::MAX;
+
+type ReadMemory = unsafe extern "C" fn(Handle, *mut MemoryInfo) -> c_int;
+type ListProcesses = unsafe extern "C" fn(Handle, *mut c_uint, *mut ProcessInfo) -> c_int;
 type CountEcc = unsafe extern "C" fn(Handle, c_int, c_int, *mut c_ulonglong) -> c_int;
 type CountRows =
     unsafe extern "C" fn(Handle, *mut c_uint, *mut c_uint, *mut c_uint, *mut c_uint) -> c_int;
@@ -52,6 +83,9 @@ pub struct NvmlMonitor {
     clock: unsafe extern "C" fn(Handle, c_int, *mut c_uint) -> c_int,
     power: unsafe extern "C" fn(Handle, *mut c_uint) -> c_int,
     temperature: unsafe extern "C" fn(Handle, c_int, *mut c_uint) -> c_int,
+    /// None if this NVML lacks the function.
+    memory: Option<ReadMemory>,
+    processes: Option<ListProcesses>,
     counters: Counters,
     /// Never closed: NVML is in use to the end of the process.
     _library: Library,
@@ -88,6 +122,9 @@ impl NvmlMonitor {
                 clock: symbol("nvmlDeviceGetClockInfo")?.cast(),
                 power: symbol("nvmlDeviceGetPowerUsage")?.cast(),
                 temperature: symbol("nvmlDeviceGetTemperature")?.cast(),
+                memory: symbol("nvmlDeviceGetMemoryInfo_v2").map(|found| found.cast()),
+                processes: symbol("nvmlDeviceGetComputeRunningProcesses_v3")
+                    .map(|found| found.cast()),
                 counters: Counters::new(gpu, &symbol),
                 _library: library,
             }
@@ -96,7 +133,37 @@ impl NvmlMonitor {
     }
 }
 
+impl NvmlMonitor {
+    /// Bytes that the driver keeps for itself.
+    fn driver_memory(&self) -> Option<u64> {
+        let mut info = MemoryInfo { version: MEMORY_VERSION, ..MemoryInfo::default() };
+        // SAFETY: the handle is NVML's; an nvmlMemory_v2_t, as `version` says, is written to the live
+        // variable.
+        let code = unsafe { self.memory?(self.gpu, &mut info) };
+        (code == 0).then_some(info.reserved)
+    }
+
+    /// Bytes of this process. In a container NVML may list it by another number: then it is the only
+    /// process, or unknown.
+    fn process_memory(&self) -> Option<u64> {
+        let mut listed = [ProcessInfo::default(); MOST_PROCESSES];
+        let mut count = MOST_PROCESSES as c_uint;
+        // SAFETY: the handle is NVML's; at most `count` of nvmlProcessInfo_v2_t are written to the
+        // live array, which has so many, and their number to the live variable.
+        let code = unsafe { self.processes?(self.gpu, &mut count, listed.as_mut_ptr()) };
+        let listed = listed.get(..count as usize).filter(|_| code == 0)?;
+        let ours = listed.iter().find(|info| info.pid == std::process::id());
+        let only = listed.first().filter(|_| listed.len() == 1);
+        let used = ours.or(only)?.used;
+        (used != NOT_AVAILABLE).then_some(used)
+    }
+}
+
 impl Monitor for NvmlMonitor {
+    fn memory(&self) -> DeviceMemory {
+        DeviceMemory { process: self.process_memory(), driver: self.driver_memory() }
+    }
+
     fn faults(&self) -> Faults {
         let gpu = self.gpu;
         let mut faults = Faults::default();

@@ -119,34 +119,33 @@ pub fn plan_buckets(
     on_host: OffloadPlan,
     arenas: &Arenas,
 ) -> Vec<BucketState> {
-    let longest = layout
-        .buckets
-        .iter()
-        .map(|bucket| bucket.range.len())
-        .max()
-        .unwrap_or(0);
-    let gathered = (level == 3 || on_host.weights)
-        .then(|| [0, 1].map(|_| arenas.weights.matrix(1, longest, model)));
-    let longest_shard = longest / layout.shard.dp.max(1);
-    let shares = (on_host.weights && level > 0)
-        .then(|| [0, 1].map(|_| arenas.weights.matrix(1, longest_shard, model)));
+    let is_block = |bucket: &Bucket| bucket.module == Module::Block;
+    let is_windowed = |bucket: &Bucket| {
+        let is_large = bucket.params.iter().any(|param| param.spec.vocab);
+        level == 3 && is_block(bucket) || on_host.weights && (is_block(bucket) || is_large)
+    };
+    let window = longest(layout, is_windowed);
+    let gathered = window.map(|len| [0, 1].map(|_| arenas.weights.matrix(1, len, model)));
+    let shares = window.filter(|_| on_host.weights && level > 0).map(|len| {
+        let shard = len / layout.shard.dp.max(1);
+        [0, 1].map(|_| arenas.weights.matrix(1, shard, model))
+    });
     let windows = WINDOWS[usize::from(on_host.grads)];
     let mut reduced = Vec::new();
-    if level >= 2 || on_host.grads {
-        reduced.extend((0..windows).map(|_| arenas.grads.matrix(1, longest, DType::F32)));
+    if let Some(len) = longest(layout, is_block).filter(|_| level >= 2 || on_host.grads) {
+        reduced.extend((0..windows).map(|_| arenas.grads.matrix(1, len, DType::F32)));
     }
     let mut states = Vec::new();
     for (i, bucket) in layout.buckets.iter().enumerate() {
         let len = bucket.range.len();
-        let is_block = bucket.module == Module::Block;
-        let is_large = bucket.params.iter().any(|param| param.spec.vocab);
+        let is_block = is_block(bucket);
         let own = match level {
             0 => bucket.range.clone(),
             _ => bucket.shard(layout.shard.dp, dp_rank),
         };
         let offset = own.start - bucket.range.start;
         let shard = own.len();
-        let windowed = gathered.is_some() && (is_block || on_host.weights && is_large);
+        let windowed = is_windowed(bucket);
         let weights = match &gathered {
             Some(buffers) if windowed => buffers[i % 2].span(0, len),
             _ => arenas.weights.matrix(1, len, model),
@@ -191,6 +190,12 @@ pub fn plan_buckets(
         });
     }
     states
+}
+
+/// Elements of the longest of some buckets; None without one.
+fn longest(layout: &Layout, counts: impl Fn(&Bucket) -> bool) -> Option<usize> {
+    let buckets = layout.buckets.iter().filter(|bucket| counts(bucket));
+    buckets.map(|bucket| bucket.range.len()).max()
 }
 
 /// Lays out the fp8 state of the blocks' matrices, with or without their codes.

@@ -26,8 +26,26 @@ const REPORTED: std::ops::RangeInclusive<u8> = 1..=5;
 
 /// Runs the ranks as processes of the arguments `words`, to their end. Returns false if this process
 /// runs the ranks itself: under a launcher, on CPUs, or without a GPU for each rank. `check` finds
-/// mistakes that every rank would report.
+/// mistakes that every rank would report. A failure that no rank reported is recorded in the run's
+/// folder.
 pub fn start_processes(
+    loaded: &Loaded,
+    words: &[OsString],
+    check: impl FnOnce() -> Result<()>,
+) -> Result<bool> {
+    let m = &loaded.manifest;
+    let started = start_unrecorded_processes(loaded, words, check);
+    if let Err(error) = &started
+        && let Some(failed) = error.downcast_ref::<Failed>()
+    {
+        let event = events::add(&m.log.folder, events::Kind::Failure, &failed.line);
+        alerts::call(m, &event);
+    }
+    started
+}
+
+/// As `start_processes`, for a command that leaves nothing in the run's folder.
+pub fn start_unrecorded_processes(
     loaded: &Loaded,
     words: &[OsString],
     check: impl FnOnce() -> Result<()>,
@@ -49,11 +67,7 @@ pub fn start_processes(
     match ranks.outcome(signals.stop()) {
         Ok(0) => Ok(true),
         Ok(code) => Err(exit::AlreadyPrinted { code }.into()),
-        Err(failed) => {
-            let event = events::add(&m.log.folder, events::Kind::Failure, &failed.line);
-            alerts::call(m, &event);
-            Err(failed.into())
-        }
+        Err(failed) => Err(failed.into()),
     }
 }
 

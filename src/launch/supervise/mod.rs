@@ -15,7 +15,7 @@ mod local;
 mod plan;
 mod rendezvous;
 
-pub use local::{RANKS, start_processes};
+pub use local::{RANKS, start_processes, start_unrecorded_processes};
 
 use super::alerts;
 use super::events::{self, Kind};

@@ -352,9 +352,18 @@ fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {
     let chunks = topology.chunks;
     let parts = stages * chunks;
     let cut = if chunks > 1 { format!("{stages} × {chunks} chunks") } else { stages.to_string() };
-    if parts > layers {
+    let without_layers = match topology.layer_split {
+        LayerSplit::TransformerAndEmbedding | LayerSplit::Explicit(_) => 2,
+        LayerSplit::Uniform | LayerSplit::Balanced => 0,
+    };
+    if parts > layers + without_layers {
         let remedy = match layers / chunks {
             0 => format!("set model.layers to {parts} or more"),
+            _ if parts == layers + 2 => {
+                "set topology.layer_split to transformer_and_embedding: embedding \
+                                         and head are stages of their own"
+                    .to_string()
+            }
             most => format!("set topology.pipeline to {most} or less"),
         };
         return report.add_conflict(
@@ -403,6 +412,13 @@ fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {
                 "topology.layer_split",
                 format!("topology.layer_split holds {sum} layers, model.layers is {layers}"),
                 "make the numbers add up",
+            );
+        }
+        LayerSplit::Explicit(list) if parts > 2 && list[1..parts - 1].contains(&0) => {
+            report.add(
+                "topology.layer_split",
+                "a stage between the first and the last has no layer",
+                "give it one: only the stages of the embedding and of the head may have none",
             );
         }
         _ => {}

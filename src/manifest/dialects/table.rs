@@ -349,8 +349,8 @@ pub const ROWS: &[Row] = &[
                    dataloader_defer_npy_index_mmap num_dataset_builder_threads mmap_* data_impl \
                    mid_level_dataset_surplus object_storage_cache_path manual_gc* repeated_dataloader")
         .hf("dataloader_num_workers").titan("training.gc_freq"),
-    unneeded("a run saves and ends before its Slurm job does (`slurm.on_end`), and on SIGTERM; `--minutes` \
-              sets a length")
+    unneeded("a run saves and ends before its Slurm job does (`slurm.on_end`), on SIGTERM, and when the file \
+              `RUN/stop` appears; `--minutes` sets a length")
         .megatron("exit_duration_in_mins exit_interval exit_signal* kill_switch_* adlr_autoresume*")
         .litgpt("train.max_time"),
     unneeded("`train.eval_interval`, `checkpoint.interval` and `log.interval` say when; 0 is never for an \

@@ -7,6 +7,7 @@ mod periodic;
 mod record;
 mod replicas;
 mod stop_at_loss;
+mod stop_file;
 
 use crate::report::SyncReceipt;
 pub use crate::report::numbers::StepRecord;
@@ -16,6 +17,7 @@ pub use periodic::Periodic;
 pub use record::Record;
 pub use replicas::compare;
 pub use stop_at_loss::StopAtLoss;
+pub use stop_file::StopFile;
 
 use super::loader::DataShard;
 use checkpoint::{DataId, Progress, State};
@@ -39,7 +41,7 @@ pub enum Ended {
     Complete,
     /// It was complete before this start.
     NothingLeft,
-    /// A signal stopped it, after saving.
+    /// A signal or the file `stop` stopped it, after saving.
     Stopped,
     /// It left before the end of its Slurm job, after saving.
     JobEnds,
@@ -295,12 +297,13 @@ pub trait Watcher {
 /// written. Parts are measured before other work follows the step. A save follows the comparison of
 /// replicas and the evaluation; the report closes after it, and the mirror after the report, whose
 /// last lines it may add.
-pub const ORDER: [&str; 12] = [
+pub const ORDER: [&str; 13] = [
     "spikes",
     "drift",
     "stragglers",
     "GPU faults",
     "time limit",
+    "stop file",
     "stop at loss",
     "replicas",
     "evaluation",
@@ -318,6 +321,11 @@ impl<'a> Watchers<'a> {
         let names: Vec<_> = list.iter().map(|watcher| watcher.name()).collect();
         assert_eq!(names, ORDER, "the order of watchers");
         Watchers(list.into_iter().map(RefCell::new).collect())
+    }
+
+    /// The only watcher of a probe.
+    pub fn only(watcher: Box<dyn Watcher + 'a>) -> Watchers<'a> {
+        Watchers(vec![RefCell::new(watcher)])
     }
 
     /// Calls each until one fails.

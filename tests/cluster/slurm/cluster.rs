@@ -91,7 +91,7 @@ impl Cluster {
         let node = |name: &String| {
             let port = free_port();
             format!(
-                "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=1000 Gres=gpu:{GPUS}\n"
+                "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=1000 Gres=gpu:{GPUS} Feature=v100-32g\n"
             )
         };
         let nodes: String = self.nodes.iter().map(node).collect();

@@ -7,7 +7,7 @@ mod cluster;
 mod week;
 
 use crate::common::binary;
-use crate::common::binary::{Lab, free_port, has_ended, until};
+use crate::common::binary::{Done, Lab, free_port, has_ended, until};
 use crate::run_cuda::variables;
 use cluster::Cluster;
 use gptrain::base::testing::at_any_load;
@@ -86,6 +86,34 @@ fn scripts_of_manifests_are_accepted(cluster: &Cluster, lab: &Lab) {
         let (ok, said) = accepted(&[&sixteen[..], more].concat());
         assert!(ok && said.contains(says), "{more:?}: {said}");
     }
+    // The options of jobs of other projects.
+    let passed = [
+        "--gres=gpu:4",
+        "--cpus-per-task=1",
+        "--constraint=v100-32g",
+        "--qos=qos_gpu-t3",
+        "--hint=nomultithread",
+        "--exclusive",
+        "--array=1-10%1",
+        "--mail-user=us@example.org",
+        "--mail-type=END,FAIL",
+        "--account=us",
+        "--option=nice=100",
+        "--option=signal=USR1@300",
+        "--option=comment=long",
+    ];
+    let (ok, said) = accepted(&[&sixteen[..], &passed].concat());
+    // Whole nodes, of eight processors.
+    assert!(ok && said.contains("using 32 processors on nodes n[1-4] "), "{said}");
+    let script = std::fs::read_to_string(lab.path("job.sh")).unwrap();
+    assert!(
+        script.contains("#SBATCH --constraint=v100-32g\n#SBATCH --hint=nomultithread\n"),
+        "{script}"
+    );
+    for unknown in ["--reservation=none", "--dependency=afterok:987654", "--constraint=h100"] {
+        let (ok, said) = accepted(&[&sixteen[..], &["--cpus-per-task=1", unknown]].concat());
+        assert!(!ok, "{unknown} reaches Slurm: {said}");
+    }
     let (ok, said) =
         accepted(&[&sixteen[..], &["--gpus-per-node", "8", "--cpus-per-task", "1"]].concat());
     assert!(!ok && said.contains("node configuration is not available"), "{said}");
@@ -107,9 +135,24 @@ fn a_sweep_runs_as_jobs(cluster: &Cluster, lab: &Lab) {
     };
     let said = sweep();
     assert_eq!(said.matches(": submitted as job ").count(), 2, "{said}");
+    let run = "runs/s/lr.peak=1e-3";
+    let queue = || {
+        let mut status = cluster.command(env!("CARGO_BIN_EXE_gptrain"));
+        let asked = status
+            .args(["status", run, "--queue"])
+            .current_dir(lab.path(""));
+        Done::of(asked.output().unwrap())
+    };
+    queue().well(); // running, waiting or complete
     until("both variants are complete", || sweep().contains("2 variants, 2 complete"));
     let said = sweep();
     assert!(!said.contains("submitted") && said.contains("wrote runs/s/compare.html"), "{said}");
+    assert!(queue().out.contains(": complete\n"));
+    // Killed, and not queued again.
+    let path = lab.path(run).join("status.json");
+    let status = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, status.replace("\"complete\"", "\"saved, as its job ended\"")).unwrap();
+    queue().expect(1, &["nothing will continue it"]);
 }
 
 /// Submits a job that is longer than it may be: it leaves before its end and is requeued, then
