@@ -168,7 +168,8 @@ impl Checkpoint {
 
     /// Reads all numbers of a state.
     pub fn whole(&self, tensor: &Tensor, state: &str) -> anyhow::Result<Vec<f32>> {
-        let mut values = Vec::new();
+        let [rows, cols] = tensor.shape_of(tensor.state(state)?)?;
+        let mut values = Vec::with_capacity(rows * cols);
         self.blocks(tensor, state, &mut |_, bytes| {
             values.extend(tensor.state(state)?.dtype.widen(bytes));
             Ok(())

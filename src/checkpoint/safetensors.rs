@@ -84,6 +84,9 @@ fn element_bytes(dtype: &str) -> Option<u64> {
     }
 }
 
+/// Elements that are read at a time, at most, unless a row has more.
+const BLOCK: usize = 1 << 20;
+
 /// File opened for reading, with a checked header: every tensor is inside the file, none overlap,
 /// and no bytes are unused.
 pub struct Reader {
@@ -145,18 +148,37 @@ impl Reader {
 
     /// Elements of a floating-point tensor, widened to f32.
     pub fn floats(&self, name: &str) -> anyhow::Result<Vec<f32>> {
+        let mut values = Vec::with_capacity(self.entry(name)?.shape.iter().product());
+        self.each_floats(name, 1, &mut |_, block| values.extend_from_slice(block))?;
+        Ok(values)
+    }
+
+    /// Passes the elements of a floating-point tensor, widened to f32, to `each`: the index of the first
+    /// one, and a block of some MiB whose length is a multiple of `row`.
+    pub fn each_floats(
+        &self,
+        name: &str,
+        row: usize,
+        each: &mut dyn FnMut(usize, &[f32]),
+    ) -> anyhow::Result<()> {
         let entry = self.entry(name)?;
-        let mut halves = vec![0u16; entry.shape.iter().product()];
-        match entry.dtype.as_str() {
-            "F32" => return self.words(name),
-            "BF16" | "F16" => self.bytes(name, entry, bytemuck::cast_slice_mut(&mut halves))?,
-            other => bail!("{}: tensor {name} is {other}, not a float", self.path.display()),
-        }
-        let widen = match entry.dtype.as_str() {
-            "BF16" => |bits| half::bf16::from_bits(bits).to_f32(),
-            _ => |bits| half::f16::from_bits(bits).to_f32(),
+        let Some(dtype) = float_type(&entry.dtype) else {
+            let other = &entry.dtype;
+            bail!("{}: tensor {name} is {other}, not a float", self.path.display());
         };
-        Ok(halves.into_iter().map(widen).collect())
+        let numel: usize = entry.shape.iter().product();
+        let row = row.max(1);
+        let block = (BLOCK / row).max(1) * row;
+        let mut bytes = Vec::new();
+        for first in (0..numel).step_by(block) {
+            bytes.resize(block.min(numel - first) * dtype.size(), 0);
+            let at = self.data_start + entry.data_offsets[0] + (first * dtype.size()) as u64;
+            self.file
+                .read_exact_at(&mut bytes, at)
+                .with_context(|| format!("{}: cannot read tensor {name}", self.path.display()))?;
+            each(first, &dtype.widen(&bytes));
+        }
+        Ok(())
     }
 
     /// Elements of a numeric tensor, widened to f64.

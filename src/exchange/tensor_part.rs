@@ -5,6 +5,9 @@ use base::{Heads, Qkv};
 use model::{Param, TpSplit, Weight};
 use std::ops::Range;
 
+/// Values of a block of rows, at most, unless a row has more.
+const BLOCK: usize = 1 << 20;
+
 /// Columns of a head that RoPE turns together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairs {
@@ -124,8 +127,28 @@ impl TensorPart {
 
     /// The tensor, out of our rows of `width` columns; rows that ours does not have are zero.
     pub fn take(&self, ours: &[f32], width: usize) -> Vec<f32> {
-        let mut theirs = Vec::with_capacity(self.rows.len() * self.cols.len());
-        for row in &self.rows {
+        self.take_rows(0..self.rows.len(), ours, width)
+    }
+
+    /// Passes the tensor to `each` in blocks of whole rows, of some MiB.
+    pub fn each_block<E>(
+        &self,
+        ours: &[f32],
+        width: usize,
+        each: &mut dyn FnMut(&[f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let rows = self.rows.len();
+        let block = (BLOCK / self.cols.len().max(1)).max(1);
+        for first in (0..rows).step_by(block) {
+            each(&self.take_rows(first..(first + block).min(rows), ours, width))?;
+        }
+        Ok(())
+    }
+
+    /// Some rows of the tensor.
+    fn take_rows(&self, rows: Range<usize>, ours: &[f32], width: usize) -> Vec<f32> {
+        let mut theirs = Vec::with_capacity(rows.len() * self.cols.len());
+        for row in &self.rows[rows] {
             match ours.get(row * width + self.cols.start..row * width + self.cols.end) {
                 Some(values) => theirs.extend_from_slice(values),
                 None => theirs.resize(theirs.len() + self.cols.len(), 0.0),

@@ -33,6 +33,7 @@
 //! | `import_choices` | settings, padding, copies that differ, counts of updates, states that are left |
 //! | `import_refused` | folders and settings that an import refuses, and changed bytes |
 //! | `import_exported` | the way back: Megatron-LM's folder and DeepSpeed's universal one |
+//! | `convert` | any folder in any other format, with the bytes of an import and an export, and their memory |
 //! | `torch` | torch.save's files: PyTorch's value by value, hostile and mutated ones |
 
 #[path = "../common/mod.rs"]
@@ -43,6 +44,7 @@ mod also;
 mod also_s3;
 mod changes;
 mod compression;
+mod convert;
 mod damage;
 mod eval;
 mod faults;

@@ -79,6 +79,7 @@ fn folders_are_whole_or_absent() {
         ),
         folder(import, None),
         folder("import --hf hf --output out --overwrite", Some(average)),
+        folder("convert hf out --to megatron --pipeline 2", None),
         folder(average, None),
         folder(
             "average runs/a/checkpoints/step-00000002 runs/a --output out --overwrite",

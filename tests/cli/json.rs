@@ -56,6 +56,8 @@ fn commands_with_json_print_one_object() {
     let exported = printed(&lab, "export runs/a --output hf", 0);
     assert_eq!((&exported["dtype"], &exported["files"]), (&json!("f32"), &json!(1)));
     assert_eq!(exported["from"], "runs/a/checkpoints/step-00000002");
+    let converted = printed(&lab, "convert runs/a megatron --to megatron --tensor 2", 0);
+    assert_eq!((&converted["tensor"], &converted["states"]), (&json!(2), &json!(true)));
     let imported = printed(&lab, "import --hf hf --output imported", 0);
     let checkpoint = imported["checkpoint"].as_str().unwrap();
     assert!(checkpoint.ends_with("imported/checkpoints/step-00000000"), "{checkpoint}");

@@ -18,6 +18,7 @@ fn a_folder_that_a_killed_command_left_is_removed_named_or_put_back() {
     for (line, name) in [
         ("export runs/a --hf out", "out"),
         ("import --hf hf --output out.1", "out.1"),
+        ("convert hf out.3 --to hf", "out.3"),
         ("average runs/a/checkpoints/step-00000002 runs/a --output out.2", "out.2"),
     ] {
         let left = lab.path(&format!(".{name}.tmp-0123456789ab"));

@@ -4,11 +4,11 @@
 use super::{lines, say_refused};
 use crate::new_run::write_run;
 use base::output::Existing;
-use base::{Bytes, Count, Problems};
+use base::{Bytes, Count, DType, Problems};
 use checkpoint::atomic_folder::{self, FolderKind};
 use exchange::foreign::{self, Choices, Format, Needed, RunDescription};
 use exchange::source::{self, DryRun};
-use manifest::{Loaded, Model};
+use manifest::{Loaded, Manifest};
 use model::{Layout, ModelShard};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -126,7 +126,7 @@ pub fn import_run(
     }
     let mut source = source::open(from, &Choices { format: Some(format), ..choices.clone() })?;
     let found = source.facts().clone();
-    let size = Some(size(&source.manifest().model));
+    let size = Some(size(source.manifest()));
     let checkpoint = match to {
         Some(to) => Some(write_run(&mut source, to, existing, &mut |_| Ok(()))?),
         None => None,
@@ -148,20 +148,23 @@ fn dry_run(
     }
     let DryRun { found, refused: more, loaded } = source::dry_run(from, format, choices)?;
     refused.list.extend(more.list);
-    let size = loaded.map(|loaded| size(&loaded.manifest.model));
+    let size = loaded.map(|loaded| size(&loaded.manifest));
     Ok(ImportedRun { found, size, checkpoint: None, remarks: Vec::new(), refused })
 }
 
-/// Parameters of a model, and the host memory for the largest: in f32 with its share of one rank, or in 16
-/// bits.
-fn size(model: &Model) -> (u64, Bytes) {
+/// Parameters of a run's model, and the host memory for the largest: in f32, and in 16 bits if the run
+/// computes so.
+fn size(m: &Manifest) -> (u64, Bytes) {
+    let model = &m.model;
     let layout = Layout::new(model, ModelShard::whole(model));
     let largest = layout
         .params()
         .map(|param| param.numel())
         .max()
         .unwrap_or(0);
-    (model::parameters(model), Bytes(8 * largest as u64))
+    let half = engine::model_dtype(m.precision) != DType::F32;
+    let bytes_of_value = if half { 6 } else { 4 };
+    (model::parameters(model), Bytes(bytes_of_value * largest as u64))
 }
 
 /// Manifest of the run that a folder would become, for its plan. Missing settings get example values,

@@ -102,7 +102,7 @@ fn import_locked(
         )
         .into());
     }
-    let mut source = open(from, &Choices::default())?.for_manifest(loaded)?;
+    let mut source = source::open_hugging_face_for(from, loaded)?;
     let state = make_state(&source, resume::data_ids(m)?)?;
     let checkpoint = save_source(&mut source, &checkpoints, &state)?;
     last_checkpoint::note(&m.log.folder, 0)?;
@@ -159,13 +159,15 @@ pub fn dry_run(
     if section.is_none() {
         return Ok((section, refused));
     }
-    let sets = if into.is_some() { Vec::new() } else { choices.sets.clone() };
-    let source = refused.collect(open(from, &Choices { sets, ..choices.clone() }))?;
-    if let Some(path) = into
-        && let Some(loaded) = refused.collect(manifest::load(path, &choices.sets))?
-        && let Some(source) = source
-    {
-        refused.collect(source.for_manifest(&loaded).map_err(Into::into))?;
+    match into {
+        None => {
+            refused.collect(open(from, choices))?;
+        }
+        Some(path) => {
+            if let Some(loaded) = refused.collect(manifest::load(path, &choices.sets))? {
+                refused.collect(source::open_hugging_face_for(from, &loaded))?;
+            }
+        }
     }
     Ok((section, refused))
 }

@@ -15,8 +15,9 @@ use std::path::{Path, PathBuf};
 /// Start a run from another trainer's checkpoint, or from a Hugging Face folder
 ///
 /// DIR is a checkpoint of Megatron-DeepSpeed (ZeRO-1, ZeRO-3, universal), Megatron-LM, Megatron-Core
-/// (torch_dist), torchtitan or OLMo-core, whose optimizer's states are kept, or a Hugging Face folder:
-/// GPT-2, BLOOM, Llama, Mistral, Qwen2, Qwen3.
+/// (torch_dist), torchtitan, OLMo-core or Hugging Face's Trainer, whose optimizer's states are kept, or a
+/// Hugging Face folder: GPT-2, BLOOM, Llama, Mistral, Qwen2, Qwen3. With --names, any distributed
+/// checkpoint of PyTorch.
 #[derive(clap::Args)]
 pub struct Import {
     /// The folder to import; with --hf, the manifest of the run to import into: without it and

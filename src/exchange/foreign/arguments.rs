@@ -19,6 +19,7 @@ const FROM_ELSEWHERE: &[&str] = &[
     "data.tokenizer",
     "data.valid",
     "log.folder",
+    "model.kv_heads",
     "model.vocab_multiple",
     "name",
     "precision",

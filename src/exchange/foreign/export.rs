@@ -6,7 +6,7 @@ mod universal;
 
 pub use universal::UniversalExport;
 
-use super::super::torch::{Element, Out, Stored, TorchWriter};
+use super::super::torch::{Element, Out, StorageWriter, Stored, TorchWriter};
 use super::AdamState;
 use super::megatron::{core_name, module_order};
 use crate::source::ParamSource;
@@ -64,6 +64,29 @@ struct StageParam {
     name: String,
     /// Its part on each tensor rank.
     cuts: Vec<TensorPart>,
+}
+
+impl StageParam {
+    /// Writes the part of a rank in the type of `element`, a block of rows at a time.
+    fn write(
+        &self,
+        rank: usize,
+        whole: &[f32],
+        element: Element,
+        mut storage: StorageWriter,
+    ) -> anyhow::Result<()> {
+        let width = self.shape.get(1).copied().unwrap_or(1);
+        let dtype = match element {
+            Element::BF16 => DType::BF16,
+            Element::F16 => DType::F16,
+            _ => DType::F32,
+        };
+        self.cuts[rank].each_block(whole, width, &mut |values| match dtype.halves(values) {
+            Some(bits) => storage.write(bytemuck::cast_slice(&bits)),
+            None => storage.write(bytemuck::cast_slice(values)),
+        })?;
+        storage.finish()
+    }
 }
 
 impl<'s> MegatronExport<'s> {
@@ -152,27 +175,20 @@ impl<'s> MegatronExport<'s> {
             writers.push(TorchWriter::create(&path.join("model_optim_rng.pt"), &root)?);
         }
         for (number, piece) in pieces.iter().enumerate() {
-            let width = piece.shape.get(1).copied().unwrap_or(1);
             let key = STORAGES * number;
             let master = self.source.read_valid(&piece.read, AdamState::Master)?;
             for (rank, writer) in writers.iter_mut().enumerate() {
-                let part = piece.cuts[rank].take(&master, width);
-                match model_dtype(self.m.precision).halves(&part) {
-                    Some(bits) => {
-                        writer.storage(key, bytemuck::cast_slice(&bits))?;
-                        if self.states {
-                            writer.storage(key + 1, bytemuck::cast_slice(&part))?;
-                        }
-                    }
-                    None => writer.storage(key, bytemuck::cast_slice(&part))?,
+                piece.write(rank, &master, self.element, writer.begin(key)?)?;
+                if self.states && self.element != Element::F32 {
+                    piece.write(rank, &master, Element::F32, writer.begin(key + 1)?)?;
                 }
             }
             drop(master);
             for (moment, (state, _)) in MOMENTS.iter().enumerate().filter(|_| self.states) {
                 let whole = self.source.read_valid(&piece.read, *state)?;
                 for (rank, writer) in writers.iter_mut().enumerate() {
-                    let part = piece.cuts[rank].take(&whole, width);
-                    writer.storage(key + 2 + moment, bytemuck::cast_slice(&part))?;
+                    let storage = writer.begin(key + 2 + moment)?;
+                    piece.write(rank, &whole, Element::F32, storage)?;
                 }
             }
         }

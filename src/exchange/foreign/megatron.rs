@@ -20,7 +20,7 @@ pub use names::{core_name, module_order};
 use super::super::torch::{TorchFile, Value};
 use super::arguments::Arguments;
 use super::detect::{Format, step_folder};
-use super::run::{ForeignRun, Layout, ParamTable, PartReader, Put, Source, Stored};
+use super::run::{ForeignRun, Layout, ParamTable, PartReader, Put, Rows, Source, Stored};
 use super::topology::{set_counted_split, set_grid, set_replicas};
 use super::{AdamState, Choices, Opened, RunDescription, same_step, same_updates};
 use crate::tensor_part::ParamKey;
@@ -206,8 +206,7 @@ impl PartReader for MegatronReader {
                 .map(|path| Rank::open(path, states, *half))
                 .collect()
         })?;
-        let values = ranks[source.rank].read(states, source, state)?;
-        put([0, 0], source.matrix(), &values);
-        Ok(())
+        let mut rows = Rows::new(put, [0, 0], source.matrix());
+        ranks[source.rank].read(states, source, state, &mut |values| rows.push(values))
     }
 }

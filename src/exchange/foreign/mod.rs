@@ -12,12 +12,13 @@
 //! | `replica_merger` | merges the copies that tensor ranks hold of one parameter |
 //! | `deepspeed` | reader of Megatron-DeepSpeed's folders: ZeRO-1, ZeRO-3, universal |
 //! | `megatron` | reader of Megatron-LM's folders (mp_rank_TT_PPP), and Megatron's names |
-//! | `dcp` | distributed checkpoints of PyTorch: the container, torchtitan and OLMo-core |
+//! | `dcp` | distributed checkpoints of PyTorch: the container, torchtitan, OLMo-core, names of the user |
 //! | `dist` | distributed checkpoints of Megatron-Core (torch_dist) |
 //! | `export` | writes Megatron-LM's folder and DeepSpeed's universal one from a checkpoint |
 //!
 //! A new format is a file with two things: `open`, which makes the table of its tensors, and a `PartReader`.
-//! A trainer that writes PyTorch's distributed checkpoints is a table of names in `dcp`.
+//! A trainer that writes PyTorch's distributed checkpoints is a table of names in `dcp`. Checkpoints of
+//! Hugging Face's Trainer, whose tensors are those of `hf`, are read by `source::trainer`.
 //!
 //! A parameter is assembled whole in host memory, one state at a time: memory is bounded by the
 //! largest parameter, not by the model.

@@ -88,6 +88,53 @@ pub struct StoredPart {
 /// Takes a rectangle of a tensor: first row and column, rows and columns, values.
 pub type Put<'a> = dyn FnMut([usize; 2], [usize; 2], &[f32]) + 'a;
 
+/// Passes values of a tensor to a `Put` in whole rows, as they come from a file.
+pub struct Rows<'p, 'a> {
+    put: &'p mut Put<'a>,
+    corner: [usize; 2],
+    cols: usize,
+    /// Rows that were passed.
+    row: usize,
+    /// Begin of the next row.
+    rest: Vec<f32>,
+    /// Values that are still expected.
+    pub left: usize,
+}
+
+impl<'p, 'a> Rows<'p, 'a> {
+    /// Rows of a rectangle of `size` from the row and column `corner` on.
+    pub fn new(put: &'p mut Put<'a>, corner: [usize; 2], size: [usize; 2]) -> Rows<'p, 'a> {
+        let [rows, cols] = size;
+        Rows { put, corner, cols: cols.max(1), row: 0, rest: Vec::new(), left: rows * cols }
+    }
+
+    /// Adds the next values. Values beyond the rectangle are left out.
+    pub fn push(&mut self, values: &[f32]) {
+        let values = &values[..values.len().min(self.left)];
+        self.left -= values.len();
+        let begun = self.rest.len();
+        let missing = if begun == 0 { 0 } else { (self.cols - begun).min(values.len()) };
+        let (end_of_row, values) = values.split_at(missing);
+        self.rest.extend_from_slice(end_of_row);
+        if self.rest.len() == self.cols {
+            let row = std::mem::take(&mut self.rest);
+            self.pass(&row);
+        }
+        let (rows, begin_of_row) = values.split_at(values.len() / self.cols * self.cols);
+        self.pass(rows);
+        self.rest.extend_from_slice(begin_of_row);
+    }
+
+    fn pass(&mut self, values: &[f32]) {
+        let rows = values.len() / self.cols;
+        let [row, col] = self.corner;
+        if rows > 0 {
+            (self.put)([row + self.row, col], [rows, self.cols], values);
+        }
+        self.row += rows;
+    }
+}
+
 /// Reader of a format's files.
 pub trait PartReader {
     /// Passes a state of a source to `put`, in rectangles that cover it.
@@ -434,4 +481,25 @@ fn are_whole(stored: &[&Stored]) -> bool {
             | [Piece::Half(0), Piece::Half(1)]
             | [Piece::Kind(0), Piece::Kind(1), Piece::Kind(2)]
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_in_blocks_of_any_size_are_the_same_rows() {
+        let values: Vec<f32> = (0..15).map(|n| n as f32).collect();
+        for block in 1..=16 {
+            let mut found = vec![0.0; 12];
+            let mut put = |[row, col]: [usize; 2], [rows, cols]: [usize; 2], values: &[f32]| {
+                assert_eq!((col, cols, values.len()), (1, 3, 3 * rows));
+                found[3 * (row - 2)..3 * (row - 2 + rows)].copy_from_slice(values);
+            };
+            let mut rows = Rows::new(&mut put, [2, 1], [4, 3]);
+            values.chunks(block).for_each(|block| rows.push(block));
+            assert_eq!(rows.left, 0);
+            assert_eq!(found, values[..12], "blocks of {block}");
+        }
+    }
 }

@@ -235,11 +235,12 @@ impl FilePlan {
         out.write_all(&header).with_context(failed)?;
         for (number, tensor) in tensors {
             ours.read(*number, &self.params[*number], source)?;
-            let values = tensor.take(&ours.values);
-            let written = match self.types.dtype(tensor).halves(&values) {
-                Some(bits) => out.write_all(bytemuck::cast_slice(&bits)),
-                None => out.write_all(bytemuck::cast_slice(&values)),
-            };
+            let dtype = self.types.dtype(tensor);
+            let written =
+                tensor.each_block(&ours.values, &mut |values| match dtype.halves(values) {
+                    Some(bits) => out.write_all(bytemuck::cast_slice(&bits)),
+                    None => out.write_all(bytemuck::cast_slice(values)),
+                });
             written.with_context(failed)?;
         }
         out.into_inner()

@@ -110,11 +110,30 @@ impl HfTensor {
         self.part.put(([0, 0], [rows, cols]), &theirs, ours, cols);
     }
 
-    /// Extracts the family's values from our weight.
-    pub fn take(&self, ours: &[f32]) -> Vec<f32> {
+    /// Copies the rows from row `first` on, of a tensor that is not transposed.
+    pub fn put_rows(&self, first: usize, theirs: &[f32], ours: &mut [f32]) {
+        let [_, cols] = self.part.shape();
+        let rows = theirs.len() / cols.max(1);
+        self.part
+            .put(([first, 0], [rows, cols]), theirs, ours, cols);
+    }
+
+    /// Values of a row; None of a transposed tensor, whose rows are not ours.
+    pub fn row_len(&self) -> Option<usize> {
+        (!self.transposed).then_some(self.part.shape()[1])
+    }
+
+    /// Passes the family's values to `each`, some MiB at a time, of a transposed tensor all.
+    pub fn each_block<E>(
+        &self,
+        ours: &[f32],
+        each: &mut dyn FnMut(&[f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let [rows, cols] = self.part.shape();
-        let theirs = self.part.take(ours, cols);
-        if self.transposed { transposed(&theirs, rows, cols) } else { theirs }
+        if self.transposed {
+            return each(&transposed(&self.part.take(ours, cols), rows, cols));
+        }
+        self.part.each_block(ours, cols, each)
     }
 }
 

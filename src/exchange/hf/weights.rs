@@ -149,23 +149,40 @@ impl Weights {
         }
     }
 
-    /// Copies a tensor, widened to f32, to its place in our weight. Fails on non-finite values.
+    /// Copies a tensor, widened to f32, to its place in our weight. Fails on non-finite values. Holds some
+    /// MiB, of a transposed tensor all.
     pub fn read(&self, tensor: &HfTensor, ours: &mut [f32]) -> anyhow::Result<()> {
         let (name, _) = self
             .find(&tensor.name)
             .with_context(|| format!("no {}", tensor.name))?;
-        let values = self.floats(name)?;
-        let found = validate::values(MASTER, DType::F32, bytemuck::cast_slice(&values));
-        if !found.is_empty() {
-            return Err(self
-                .problem(
-                    format!("{name} has {}", found.join(", ")),
-                    "this model cannot be used: take an earlier version of it",
-                )
-                .into());
+        let Some(cols) = tensor.row_len() else {
+            let values = self.floats(name)?;
+            self.ensure_finite(name, &values)?;
+            tensor.put(&values, ours);
+            return Ok(());
+        };
+        let mut finite = true;
+        let file = &self.files[self.names[name]];
+        let read = file.each_floats(name, cols, &mut |first, values| {
+            finite &= DType::F32.finite(bytemuck::cast_slice(values));
+            tensor.put_rows(first / cols.max(1), values, ours);
+        });
+        read.map_err(|error| self.damaged(error))?;
+        if !finite {
+            self.ensure_finite(name, &self.floats(name)?)?;
         }
-        tensor.put(&values, ours);
         Ok(())
+    }
+
+    fn ensure_finite(&self, name: &str, values: &[f32]) -> Result<(), Problems> {
+        let found = validate::values(MASTER, DType::F32, bytemuck::cast_slice(values));
+        if found.is_empty() {
+            return Ok(());
+        }
+        Err(self.problem(
+            format!("{name} has {}", found.join(", ")),
+            "this model cannot be used: take an earlier version of it",
+        ))
     }
 
     /// Fails if config.json ties the head to the embedding, but the folder has a head with other values:

@@ -6,8 +6,9 @@ use crate::foreign::{AdamState, Choices, Format, RunDescription};
 use crate::hf::{self, Companions, HfConfig, HfTensor, Weights, read_config, tensors_of};
 use crate::tokenizer::OwnTokenizer;
 use engine::saved_shape;
-use manifest::{Family, Model};
+use manifest::{Family, Loaded, Model};
 use model::{Layout, ModelShard, Param};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Maximum seq_len of a new manifest; longer samples need an explicit setting.
@@ -18,40 +19,70 @@ const NO_RUN: &str = "imported";
 
 pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ParamSource> {
     let config = read_config(from)?;
-    let family = config.family;
-    let model = &config.model;
-    let weights = Weights::open(from, family)?;
-    let layout = Layout::new(model, ModelShard::whole(model));
-    let needed: Vec<HfTensor> = layout
-        .params()
-        .flat_map(|param| tensors(family, model, param))
-        .collect();
-    let types = weights.check(&needed, model.tied_head)?;
-    weights.check_head(&needed, model.tied_head)?;
-    let tensor_types = weights.types(&needed);
-    let found = HfFacts { config, types };
+    let folder = HfFolder::open(from, config)?;
     let run = absolute(choices.run.as_deref().unwrap_or(Path::new(NO_RUN)))?;
-    let text = found.manifest(from, &run);
+    let text = folder.found.manifest(from, &run);
     // Without a new run, relative paths are those of the working folder.
-    let folder = if choices.run.is_some() { &run } else { Path::new(".") };
+    let paths_from = if choices.run.is_some() { &run } else { Path::new(".") };
     let place = from.display().to_string();
-    let (text, loaded) = new_manifest(&text, &place, folder, &choices.sets)?;
-    ensure_same_model(&found.config.model, &loaded.manifest.model, &place)?;
-    let came = |path| OwnTokenizer { path, kept: true, came_with_weights: true };
-    let trainer = format!("Hugging Face {}", family.name());
-    let mut facts = RunDescription::new(Format::HuggingFace, trainer, from);
-    facts.without_states = Some("the folder has weights alone".to_string());
-    Ok(ParamSource {
-        facts,
-        loaded,
-        text,
-        hugging_face: Some(found),
-        tensor_types,
-        carried: Some(from.to_path_buf()),
-        tokenizer: hf::tokenizer_in(from).map(came),
-        reader: Box::new(HfReader { family, weights }),
-        progress: None,
-    })
+    let (text, loaded) = new_manifest(&text, &place, paths_from, &choices.sets)?;
+    ensure_same_model(&folder.found.config.model, &loaded.manifest.model, &place)?;
+    Ok(folder.source(text, loaded))
+}
+
+/// Opens a folder for the run of a manifest. Fails if its model is another one.
+pub fn open_for(from: &Path, loaded: &Loaded) -> anyhow::Result<ParamSource> {
+    let config = read_config(from)?;
+    let place = from.display().to_string();
+    ensure_same_model(&config.model, &loaded.manifest.model, &place)?;
+    let folder = HfFolder::open(from, config)?;
+    Ok(folder.source(loaded.effective.clone(), loaded.clone()))
+}
+
+/// Complete Hugging Face folder.
+struct HfFolder<'a> {
+    from: &'a Path,
+    found: HfFacts,
+    tensor_types: BTreeMap<String, String>,
+    weights: Weights,
+}
+
+impl HfFolder<'_> {
+    fn open(from: &Path, config: HfConfig) -> anyhow::Result<HfFolder<'_>> {
+        let family = config.family;
+        let model = &config.model;
+        let weights = Weights::open(from, family)?;
+        let layout = Layout::new(model, ModelShard::whole(model));
+        let needed: Vec<HfTensor> = layout
+            .params()
+            .flat_map(|param| tensors(family, model, param))
+            .collect();
+        let types = weights.check(&needed, model.tied_head)?;
+        weights.check_head(&needed, model.tied_head)?;
+        let tensor_types = weights.types(&needed);
+        Ok(HfFolder { from, found: HfFacts { config, types }, tensor_types, weights })
+    }
+
+    /// Source for the run of a manifest.
+    fn source(self, text: String, loaded: Loaded) -> ParamSource {
+        let HfFolder { from, found, tensor_types, weights } = self;
+        let family = found.config.family;
+        let came = |path| OwnTokenizer { path, kept: true, came_with_weights: true };
+        let trainer = format!("Hugging Face {}", family.name());
+        let mut facts = RunDescription::new(Format::HuggingFace, trainer, from);
+        facts.without_states = Some("the folder has weights alone".to_string());
+        ParamSource {
+            facts,
+            loaded,
+            text,
+            hugging_face: Some(found),
+            tensor_types,
+            carried: Some(from.to_path_buf()),
+            tokenizer: hf::tokenizer_in(from).map(came),
+            reader: Box::new(HfReader { family, weights }),
+            progress: None,
+        }
+    }
 }
 
 struct HfReader {

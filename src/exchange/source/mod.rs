@@ -20,6 +20,7 @@ mod trainer;
 
 pub use dry::{DryRun, dry_run};
 pub use foreign::planned_run;
+pub use hugging_face::open_for as open_hugging_face_for;
 pub use new_run::new_manifest;
 
 use super::foreign::{AdamState, Choices, ForeignRun, Format, RunDescription, detect};
@@ -32,7 +33,6 @@ use checkpoint::{safetensors, validate};
 use engine::model_dtype;
 use manifest::{Loaded, Manifest, Model};
 use model::Param;
-use new_run::ensure_same_model;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -119,15 +119,6 @@ impl ParamSource {
     /// Text of the manifest.
     pub fn manifest_text(&self) -> &str {
         &self.text
-    }
-
-    /// The same weights, for the run of another manifest. Fails if its model is another one.
-    pub fn for_manifest(self, loaded: &Loaded) -> Result<ParamSource, Problems> {
-        if let Some(theirs) = &self.hugging_face {
-            ensure_same_model(&theirs.config.model, &loaded.manifest.model, &self.facts.folder)?;
-        }
-        let text = loaded.effective.clone();
-        Ok(ParamSource { loaded: loaded.clone(), text, ..self })
     }
 
     /// Types that the tensors of a Hugging Face folder have, by name, without those of the run's own type.

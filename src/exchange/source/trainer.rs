@@ -32,9 +32,9 @@ pub const OPTIMIZER: &str = "optimizer.pt";
 /// File of the progress.
 pub const STATE: &str = "trainer_state.json";
 const ARGUMENTS: &str = "training_args.bin";
-/// Object around a state of bitsandbytes, since 0.49.
+/// Object around a state of bitsandbytes in newer versions.
 const WRAPPED: &str = "__bnb_optimizer_quant_state__";
-/// Numbers that have one maximum: bitsandbytes' since 0.45, and before.
+/// Numbers that have one maximum: those of newer versions of bitsandbytes, and of older ones.
 const BLOCKS: [usize; 2] = [256, 2048];
 
 /// Modules of a block in the order in which transformers' families have them.

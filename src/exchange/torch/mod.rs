@@ -25,7 +25,7 @@ mod zip;
 
 pub use tensor::{Element, Tensor};
 pub use tree::{Node, Tree, Value};
-pub use write::{Out, Stored, TorchWriter};
+pub use write::{Out, StorageWriter, Stored, TorchWriter};
 pub use zip::Archive;
 
 use anyhow::Context;
@@ -130,6 +130,16 @@ impl TorchFile {
         which: std::ops::Range<usize>,
     ) -> anyhow::Result<Vec<f32>> {
         tensor.floats(&self.archive, which)
+    }
+
+    /// Passes the same numbers to `each`, some MiB at a time.
+    pub fn each_floats(
+        &self,
+        tensor: &Tensor,
+        which: std::ops::Range<usize>,
+        each: &mut dyn FnMut(&[f32]),
+    ) -> anyhow::Result<()> {
+        tensor.each_floats(&self.archive, which, each)
     }
 
     /// A number of Python's, or the element of a tensor with one element.

@@ -11,6 +11,8 @@ const MAX_ELEMENTS: u64 = 1 << 32;
 pub(super) const MAX_DIMENSIONS: usize = 16;
 /// Maximum ratio of the elements that a view skips to those it has.
 const MAX_SPREAD: u64 = 64;
+/// Elements that are read at a time.
+const BLOCK: usize = 1 << 20;
 
 /// The type of a storage's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,6 +161,19 @@ impl Tensor {
         archive: &Archive,
         which: Range<usize>,
     ) -> anyhow::Result<Vec<f32>> {
+        let mut values = Vec::new();
+        self.each_floats(archive, which, &mut |block| values.extend_from_slice(block))?;
+        Ok(values)
+    }
+
+    /// Passes elements `which` to `each`, in the order of rows, as f32. Some MiB are in memory at a time,
+    /// of a tensor that is not contiguous all.
+    pub(super) fn each_floats(
+        &self,
+        archive: &Archive,
+        which: Range<usize>,
+        each: &mut dyn FnMut(&[f32]),
+    ) -> anyhow::Result<()> {
         let problem = |what: String| {
             let place = format!("{}, data/{}", archive.place(), self.key);
             Problems::one(place, what, IS_WHOLE)
@@ -178,12 +193,17 @@ impl Tensor {
             return Err(problem(format!("has {bytes} bytes, its tensors need {expected}")).into());
         }
         if which.is_empty() {
-            return Ok(Vec::new());
+            return Ok(());
         }
         if self.is_contiguous() {
-            let mut raw = vec![0; which.len() * size as usize];
-            archive.range(&name, (self.offset + which.start as u64) * size, &mut raw)?;
-            return Ok(decode(self.element, &raw));
+            let mut raw = Vec::new();
+            for first in which.clone().step_by(BLOCK) {
+                let len = BLOCK.min(which.end - first);
+                raw.resize(len * size as usize, 0);
+                archive.range(&name, (self.offset + first as u64) * size, &mut raw)?;
+                each(&decode(self.element, &raw));
+            }
+            return Ok(());
         }
         let span = 1 + self
             .shape
@@ -200,7 +220,9 @@ impl Tensor {
         let mut raw = vec![0; span * size as usize];
         archive.range(&name, self.offset * size, &mut raw)?;
         let values = decode(self.element, &raw);
-        Ok(which.map(|number| values[self.place(number)]).collect())
+        let values: Vec<f32> = which.map(|number| values[self.place(number)]).collect();
+        each(&values);
+        Ok(())
     }
 
     /// Place in the storage, from the first element on, of element `number` in the order of rows.

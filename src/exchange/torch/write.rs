@@ -4,7 +4,7 @@ use super::tensor::Element;
 use anyhow::{Context, ensure};
 use serde_json::Value as Json;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// Bytes that a storage's first byte is aligned to, as PyTorch's.
@@ -98,6 +98,36 @@ pub struct TorchWriter {
     awaited: Vec<Option<u64>>,
 }
 
+/// Byte of the checksum in the header of an entry.
+const CRC_AT: u64 = 14;
+
+/// Storage that is written in parts; its checksum follows at the end.
+pub struct StorageWriter<'w> {
+    writer: &'w mut TorchWriter,
+    entry: Entry,
+    hasher: crc32fast::Hasher,
+    left: u64,
+}
+
+impl StorageWriter<'_> {
+    pub fn write(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
+        let left = self.left.checked_sub(bytes.len() as u64);
+        self.left =
+            left.with_context(|| format!("{} has more bytes than its tensor", self.entry.name))?;
+        self.hasher.update(bytes);
+        self.writer.write(bytes)
+    }
+
+    pub fn finish(self) -> anyhow::Result<()> {
+        let StorageWriter { writer, mut entry, hasher, left } = self;
+        ensure!(left == 0, "{} lacks {left} bytes", entry.name);
+        entry.crc = hasher.finalize();
+        writer.write_checksum(&entry)?;
+        writer.entries.push(entry);
+        Ok(())
+    }
+}
+
 struct Entry {
     name: String,
     header: u64,
@@ -125,9 +155,18 @@ impl TorchWriter {
 
     /// Writes the storage of a tensor. Each is written once, in any order.
     pub fn storage(&mut self, key: usize, bytes: &[u8]) -> anyhow::Result<()> {
+        let mut storage = self.begin(key)?;
+        storage.write(bytes)?;
+        storage.finish()
+    }
+
+    /// Begins the storage of a tensor, whose bytes are written in parts.
+    pub fn begin(&mut self, key: usize) -> anyhow::Result<StorageWriter<'_>> {
         let awaited = self.awaited.get_mut(key).and_then(Option::take);
-        ensure!(awaited == Some(bytes.len() as u64), "storage {key} has {} bytes", bytes.len());
-        self.entry(&format!("data/{key}"), bytes)
+        let size = awaited
+            .with_context(|| format!("storage {key} is written already, or not a tensor's"))?;
+        let entry = self.header(&format!("data/{key}"), size, 0)?;
+        Ok(StorageWriter { writer: self, entry, hasher: crc32fast::Hasher::new(), left: size })
     }
 
     /// Writes the directory; the bytes of the file.
@@ -170,14 +209,20 @@ impl TorchWriter {
     }
 
     fn entry(&mut self, name: &str, data: &[u8]) -> anyhow::Result<()> {
+        let entry = self.header(name, data.len() as u64, crc32fast::hash(data))?;
+        self.write(data)?;
+        self.entries.push(entry);
+        Ok(())
+    }
+
+    /// Writes the header of an entry.
+    fn header(&mut self, name: &str, size: u64, crc: u32) -> anyhow::Result<Entry> {
         let name = format!("archive/{name}");
         let header = self.at;
-        let size = data.len() as u64;
         let large = size >= u64::from(u32::MAX);
         let fixed = 30 + name.len() as u64 + 4 + if large { 20 } else { 0 };
         let padding = (header + fixed).next_multiple_of(ALIGN) - header - fixed;
         let extra = padding + 4 + if large { 20 } else { 0 };
-        let crc = crc32fast::hash(data);
         let mut bytes = Vec::new();
         bytes.extend_from_slice(b"PK\x03\x04");
         bytes.extend([if large { 45 } else { 20 }, 0, 0, 0, 0, 0, 0, 0, 0x21, 0]);
@@ -197,8 +242,19 @@ impl TorchWriter {
         bytes.extend((padding as u16).to_le_bytes());
         bytes.resize(bytes.len() + padding as usize, b'Z');
         self.write(&bytes)?;
-        self.write(data)?;
-        self.entries.push(Entry { name, header, size, crc });
+        Ok(Entry { name, header, size, crc })
+    }
+
+    /// Writes the checksum of an entry into its header.
+    fn write_checksum(&mut self, entry: &Entry) -> anyhow::Result<()> {
+        let end = self.at;
+        let checksum = entry.header + CRC_AT;
+        let written = self
+            .file
+            .seek(SeekFrom::Start(checksum))
+            .and_then(|_| self.file.write_all(&entry.crc.to_le_bytes()))
+            .and_then(|()| self.file.seek(SeekFrom::Start(end)));
+        written.with_context(|| format!("cannot write {}", self.path.display()))?;
         Ok(())
     }
 

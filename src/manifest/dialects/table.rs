@@ -69,7 +69,7 @@ pub const ROWS: &[Row] = &[
         .gpt2("n_head num_attention_heads").bloom("n_head num_attention_heads").nanogpt("n_head")
         .litgpt("model_config.n_head").titan("n_heads; of the flavor").olmo("model.block.*.n_heads")
         .llmc("; `-e d12`").short("n_heads num_heads heads"),
-    count("model.kv_heads").megatron("num_query_groups").llama("num_key_value_heads")
+    count("model.kv_heads").megatron("num_query_groups num_key_value_heads").llama("num_key_value_heads")
         .litgpt("model_config.n_query_groups").short("n_kv_heads group_query_attention"),
     count("model.head_dim").megatron("kv_channels").llama("head_dim").litgpt("model_config.head_size"),
     count("model.ffn_hidden").megatron("ffn_hidden_size").llama("intermediate_size").gpt2("n_inner")
@@ -355,6 +355,7 @@ pub const ROWS: &[Row] = &[
         .litgpt("train.max_time"),
     unneeded("`train.eval_interval`, `checkpoint.interval` and `log.interval` say when; 0 is never for an \
               evaluation")
+        .megatron("do_train")
         .hf("eval_strategy evaluation_strategy save_strategy logging_strategy do_train do_eval")
         .litgpt("eval.initial_validation eval.final_validation").titan("validation.enable"),
     unneeded("`gptrain eval RUN` scores a checkpoint").nanogpt("eval_only")
@@ -377,7 +378,7 @@ pub const ROWS: &[Row] = &[
     unneeded("a checkpoint has the place in the run")
         .megatron("iteration curr_iteration consumed_train_tokens consumed_valid_samples \
                    skipped_train_samples num_floating_point_operations_so_far start_iteration \
-                   do_train do_valid do_test"),
+                   do_valid do_test"),
     unneeded("a checkpoint has one form, and `checkpoint.keep_last` says which are kept")
         .megatron("ckpt_* dist_ckpt_* use_dist_ckpt* auto_detect_ckpt_format async_ckpt_* async_strategy \
                    use_persistent_ckpt_worker non_persistent_* no_save_optim no_save_rng \
@@ -425,7 +426,7 @@ pub const ROWS: &[Row] = &[
                    disable_bf16_reduced_precision_matmul"),
     unneeded("other arguments have its value")
         .megatron("add_position_embedding start_weight_decay end_weight_decay window_attn_skip_freq \
-                   num_key_value_heads gated_linear_unit batch_size warmup eval_micro_batch_size \
+                   gated_linear_unit eval_micro_batch_size \
                    eval_global_batch_size test_data_path test_weighted_split_* yaml_cfg mup_*"),
     unneeded("its values are in the files of the step")
         .megatron("save_activations_interval save_dgrads_interval save_params_interval \

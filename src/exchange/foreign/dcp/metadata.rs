@@ -3,7 +3,7 @@
 
 use super::super::super::torch::{IS_WHOLE, Tensor, TorchFile, Tree, Value, pickled};
 use super::super::compare::Comparison;
-use super::super::run::Put;
+use super::super::run::{Put, Rows};
 use super::super::{COPY_AGAIN, incomplete};
 use super::rectangles::{Chunk, Entry, Item, matrix, volume};
 use anyhow::Context;
@@ -202,14 +202,19 @@ impl Metadata {
             }
             let own = &chunk.sizes[lead..];
             let numel = volume(own);
-            let values = file.floats(tensor, before * numel..(before + 1) * numel)?;
+            let which = before * numel..(before + 1) * numel;
             if flat {
                 let Some(share) = entry.share(shape, lead) else {
                     return Err(value.problem(format!("{name} is not in pieces of {shape:?}")));
                 };
-                chunk.unfold(&share, lead, &values, each);
+                let mut done = 0;
+                file.each_floats(tensor, which, &mut |values| {
+                    chunk.unfold(&share, lead, done, values, each);
+                    done += values.len();
+                })?;
             } else {
-                each(matrix(&chunk.offsets[lead..], 0), matrix(own, 1), &values);
+                let mut rows = Rows::new(each, matrix(&chunk.offsets[lead..], 0), matrix(own, 1));
+                file.each_floats(tensor, which, &mut |values| rows.push(values))?;
             }
         }
         Ok(())

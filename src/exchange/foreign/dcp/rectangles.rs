@@ -78,12 +78,20 @@ impl Entry {
 
 impl Chunk {
     /// Calls `each` with the rectangles of a flat piece of a rank's share: rows, and parts of rows.
-    pub fn unfold(&self, share: &[usize], lead: usize, values: &[f32], each: &mut Put) {
+    /// `values` are those from element `first` of the piece on.
+    pub fn unfold(
+        &self,
+        share: &[usize],
+        lead: usize,
+        first: usize,
+        values: &[f32],
+        each: &mut Put,
+    ) {
         let counts = &self.offsets[lead..self.offsets.len() - 1];
         let corner: Vec<usize> = counts.iter().zip(share).map(|(n, size)| n * size).collect();
         let [top, left] = matrix(&corner, 0);
         let width = matrix(share, 1)[1].max(1);
-        let begin = self.offsets.last().copied().unwrap_or(0);
+        let begin = self.offsets.last().copied().unwrap_or(0) + first;
         let mut done = 0;
         while done < values.len() {
             let row = (begin + done) / width;
@@ -215,12 +223,16 @@ mod tests {
         let item = Item { file: "__0_0.distcp".into(), at: 0, len: 0 };
         let chunk = Chunk { offsets: vec![1, 0, 1], sizes: vec![1, 1, 5], item };
         let mut found = Vec::new();
-        chunk.unfold(&[2, 3], 0, &[1.0, 2.0, 3.0, 4.0, 5.0], &mut |at, size, values| {
-            found.push((at, size, values.to_vec()));
-        });
+        let mut add = |at, size, values: &[f32]| found.push((at, size, values.to_vec()));
+        chunk.unfold(&[2, 3], 0, 0, &[1.0], &mut add);
+        chunk.unfold(&[2, 3], 0, 1, &[2.0, 3.0, 4.0, 5.0], &mut add);
         assert_eq!(
             found,
-            [([2, 1], [1, 2], vec![1.0, 2.0]), ([3, 0], [1, 3], vec![3.0, 4.0, 5.0])]
+            [
+                ([2, 1], [1, 1], vec![1.0]),
+                ([2, 2], [1, 1], vec![2.0]),
+                ([3, 0], [1, 3], vec![3.0, 4.0, 5.0])
+            ]
         );
         let entry = Entry { shape: vec![2, 2, 6], chunks: Vec::new() };
         assert_eq!(entry.share(&[4, 6], 0), Some(vec![2, 3]));

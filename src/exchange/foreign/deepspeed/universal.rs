@@ -9,7 +9,7 @@
 use super::super::super::torch::{TorchFile, Value};
 use super::super::arguments::Arguments;
 use super::super::detect::{Format, list_names, step_folder};
-use super::super::run::{ForeignRun, Layout, PartReader, Put, Source};
+use super::super::run::{ForeignRun, Layout, PartReader, Put, Rows, Source};
 use super::super::topology::{set_grid, set_replicas, set_said_split};
 use super::super::{AdamState, Choices, RunDescription, incomplete};
 use super::layers::{EMBEDDING, first_block, name_of, table};
@@ -147,8 +147,8 @@ impl PartReader for UniversalReader {
         let root = file.root();
         let value = param(&root)?;
         let tensor = value.tensor()?;
-        put([0, 0], source.matrix(), &file.floats(tensor, 0..tensor.numel())?);
-        Ok(())
+        let mut rows = Rows::new(put, [0, 0], source.matrix());
+        file.each_floats(tensor, 0..tensor.numel(), &mut |values| rows.push(values))
     }
 
     fn name(&self, param: &Param, _: AdamState) -> Option<String> {

@@ -12,7 +12,7 @@
 use super::super::super::torch::{IS_WHOLE, TorchFile};
 use super::super::arguments::Arguments;
 use super::super::detect::{Format, step_folder};
-use super::super::run::{ForeignRun, Layout, PartReader, Put, Source};
+use super::super::run::{ForeignRun, Layout, PartReader, Put, Rows, Source};
 use super::super::topology::{set_counted_split, set_grid};
 use super::super::{AdamState, Choices, Opened, RunDescription, same_step, same_updates};
 use super::files::{Files, RankFiles};
@@ -234,7 +234,8 @@ impl PartReader for Zero1Reader {
         let (group, range) = find_in(&stages.groups[*stage], name, numel)
             .expect("a source is in its stage's groups");
         let needed = source.numel();
-        let mut values = Vec::with_capacity(needed);
+        let mut held = 0;
+        let mut rows = Rows::new(put, [0, 0], source.matrix());
         let mut begin = 0;
         for file in &open.get(*stage, || stages.open(*stage))?[*rank] {
             let optimizer = file.root().need("optimizer_state_dict")?;
@@ -258,10 +259,10 @@ impl PartReader for Zero1Reader {
                     "partition {group} has {len} elements, {name} reaches to {end}"
                 )));
             }
-            values.extend(file.floats(tensor, part)?);
+            held += part.len();
+            file.each_floats(tensor, part, &mut |values| rows.push(values))?;
         }
-        if values.len() != needed {
-            let held = values.len();
+        if held != needed {
             return Err(Problems::one(
                 stages.dir.display().to_string(),
                 format!(
@@ -272,7 +273,6 @@ impl PartReader for Zero1Reader {
             )
             .into());
         }
-        put([0, 0], source.matrix(), &values);
         Ok(())
     }
 

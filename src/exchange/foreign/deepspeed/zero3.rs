@@ -12,7 +12,7 @@ use super::super::super::torch::TorchFile;
 use super::super::arguments::Arguments;
 use super::super::detect::{Format, step_folder};
 use super::super::megatron::names::known;
-use super::super::run::{ForeignRun, Layout, ParamTable, PartReader, Put, Source, Stored};
+use super::super::run::{ForeignRun, Layout, ParamTable, PartReader, Put, Rows, Source, Stored};
 use super::super::topology::set_grid;
 use super::super::{
     AdamState, Choices, Opened, RunDescription, incomplete, same_step, same_updates,
@@ -193,16 +193,15 @@ impl PartReader for Zero3Reader {
         let Zero3Reader { groups, open } = self;
         let (group, part) = find_in(&groups.groups, &source.name, |shape| groups.part(shape))
             .expect("a source is in the groups");
-        let numel = source.numel();
-        let mut values = Vec::with_capacity(numel);
+        let mut rows = Rows::new(put, [0, 0], source.matrix());
         for file in open.get(source.rank, || groups.open(source.rank))? {
             // The end of the last parts is padding.
-            let own = part.len().min(numel - values.len());
+            let own = part.len().min(rows.left);
             let optimizer = file.root().need("optimizer_state_dict")?;
             let flat = partition(&optimizer, group, state)?;
-            values.extend(file.floats(flat.tensor()?, part.start..part.start + own)?);
+            let which = part.start..part.start + own;
+            file.each_floats(flat.tensor()?, which, &mut |values| rows.push(values))?;
         }
-        put([0, 0], source.matrix(), &values);
         Ok(())
     }
 }

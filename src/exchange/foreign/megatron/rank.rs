@@ -87,13 +87,14 @@ impl Rank {
         Ok(Rank { file, buffers, params })
     }
 
-    /// Values of a state of a parameter.
+    /// Passes the values of a state of a parameter to `each`, some MiB at a time.
     pub fn read(
         &self,
         states: Option<&States>,
         source: &Source,
         state: AdamState,
-    ) -> anyhow::Result<Vec<f32>> {
+        each: &mut dyn FnMut(&[f32]),
+    ) -> anyhow::Result<()> {
         let Source { name, shape, entry, .. } = source;
         let root = self.file.root();
         let param = self.params.get(*entry).filter(|param| param.name == *name);
@@ -104,7 +105,7 @@ impl Rank {
             let (chunk, start) = starts[*entry];
             let root = buffers.root();
             let buffer = buffers::state(&root, chunk, state)?.map_err(|why| root.problem(why))?;
-            return buffers.floats(buffer.tensor()?, start..start + source.numel());
+            return buffers.each_floats(buffer.tensor()?, start..start + source.numel(), each);
         }
         let tensor = &param.tensors[state as usize];
         if tensor.shape != *shape {
@@ -114,7 +115,7 @@ impl Rank {
                 "the {state} of {name} is {found:?}, tensor rank 0's weight {shape:?}"
             )));
         }
-        self.file.floats(tensor, 0..tensor.numel())
+        self.file.each_floats(tensor, 0..tensor.numel(), each)
     }
 }
 

@@ -1,0 +1,327 @@
+//! `gptrain convert`: every folder that an import reads becomes each other format in one pass, with the
+//! bytes of an import and an export.
+
+use crate::common::binary::{Done, Lab};
+use crate::import_steps::*;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Every file of a folder by its path in it.
+type Files = BTreeMap<PathBuf, Vec<u8>>;
+
+fn files(folder: &Path) -> Files {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![folder.to_path_buf()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let name = path.strip_prefix(folder).unwrap().to_path_buf();
+                found.insert(name, fs::read(&path).unwrap());
+            }
+        }
+    }
+    found
+}
+
+fn same_bytes(ours: &Files, theirs: &Files) {
+    assert_eq!(ours.keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>());
+    for (name, bytes) in ours {
+        assert!(*bytes == theirs[name], "{} differs", name.display());
+    }
+}
+
+/// What is written, by the options of a conversion and of an export.
+const TARGETS: [&[&str]; 6] = [
+    &["--to", "hf"],
+    &["--to", "hf", "--dtype", "f32", "--shard-size", "4KB"],
+    &["--to", "megatron"],
+    &["--to", "megatron", "--tensor", "2", "--pipeline", "2"],
+    &["--to", "megatron", "--pipeline", "3"],
+    &["--to", "deepspeed-universal"],
+];
+
+/// Converts a folder to every format, and compares each with the export of its import, or with the refusal.
+/// Returns how many formats can have it.
+fn converts_as_imported(lab: &Lab, from: &str, sets: &[&str]) -> usize {
+    let import = ["import", from, "--output", "runs/imported"];
+    lab.gptrain(&[&import, sets].concat()).well();
+    let mut written = 0;
+    for (number, target) in TARGETS.iter().enumerate() {
+        let exported = format!("exported-{number}");
+        let converted = format!("converted-{number}");
+        let export = ["export", "runs/imported", "--output", &exported];
+        let export = lab.gptrain(&[&export, *target].concat());
+        let convert = ["convert", from, &converted];
+        let convert = lab.gptrain(&[&convert, *target, sets].concat());
+        assert_eq!(convert.code, export.code, "{from} {target:?}: {}{}", export.err, convert.err);
+        if export.code == Some(0) {
+            same_bytes(&files(&lab.path(&converted)), &files(&lab.path(&exported)));
+            written += 1;
+        } else {
+            let said = |done: &Done| done.err.split_once(": ").unwrap().1.to_string();
+            let what = |text: String| {
+                text.lines()
+                    .map(|line| after_place(line))
+                    .collect::<Vec<_>>()
+            };
+            assert_eq!(what(said(&convert)), what(said(&export)));
+            assert!(!lab.path(&converted).exists());
+        }
+    }
+    converts_to_a_run(lab, from, sets);
+    written
+}
+
+/// A problem's line without the place.
+fn after_place(line: &str) -> String {
+    line.split_once(": ")
+        .map_or(line, |(_, rest)| rest)
+        .to_string()
+}
+
+/// `--to gptrain` makes the files of an import. A run has a random id, and digests of files that name it.
+fn converts_to_a_run(lab: &Lab, from: &str, sets: &[&str]) {
+    let run = lab.path("runs/imported");
+    let imported = files_without_id(&run);
+    fs::rename(&run, lab.path("runs/aside")).unwrap();
+    let convert = ["convert", from, "runs/imported", "--to", "gptrain"];
+    lab.gptrain(&[&convert, sets].concat()).well();
+    same_bytes(&files_without_id(&run), &imported);
+}
+
+/// Files of a run without the random id in them, and without the digests of what names it.
+fn files_without_id(run: &Path) -> Files {
+    let mut files = files(run);
+    let index = files.keys().find(|name| name.ends_with("index.json"));
+    let index = files.remove(&index.unwrap().clone()).unwrap();
+    let mut index: Value = serde_json::from_slice(&index).unwrap();
+    let id = index["run"].take().as_str().unwrap().to_string();
+    index.as_object_mut().unwrap().remove("digest").unwrap();
+    for shard in index["shards"].as_array_mut().unwrap() {
+        shard["header_digest"].take();
+    }
+    for bytes in files.values_mut() {
+        let places: Vec<usize> = (0..bytes.len())
+            .filter(|at| bytes[*at..].starts_with(id.as_bytes()))
+            .collect();
+        for at in places {
+            bytes[at..at + id.len()].fill(b'-');
+        }
+    }
+    files.insert("index.json".into(), index.to_string().into_bytes());
+    files
+}
+
+impl Folder {
+    /// Settings of an import and of a conversion.
+    fn choices(&self, lab: &Lab) -> Vec<String> {
+        let mut sets: Vec<String> = self.sets.iter().map(ToString::to_string).collect();
+        sets.push(data(lab));
+        sets.into_iter()
+            .flat_map(|set| ["--set".to_string(), set])
+            .collect()
+    }
+
+    fn converts(&self, formats: usize) {
+        let lab = self.lab();
+        let choices = self.choices(&lab);
+        let choices: Vec<&str> = choices.iter().map(String::as_str).collect();
+        let written = converts_as_imported(&lab, self.from, &choices);
+        assert_eq!(written, formats, "formats that can have {}", self.from);
+    }
+}
+
+#[test]
+fn megatron_deepspeeds_folders_are_converted() {
+    BLOOM.converts(3);
+    UNEVEN.converts(3);
+    ZERO3.converts(3);
+    Folder { archive: "universal", from: "universal", ..BLOOM }.converts(3);
+    Folder { archive: "fp16", from: "fp16", ..BLOOM }.converts(1);
+}
+
+#[test]
+fn megatrons_folders_are_converted() {
+    MEGATRON.converts(4);
+    Folder { from: "megatron/chunks", ..MEGATRON }.converts(4);
+    distrib("distrib/several").converts(4);
+    Folder { archive: "uneven", from: "uneven/megatron", ..MEGATRON }.converts(4);
+}
+
+#[test]
+fn distributed_checkpoints_are_converted() {
+    dist("dist/reshardable").converts(4);
+    dist("dist/space").converts(4);
+    Folder { archive: "uneven", from: "uneven/dist", ..MEGATRON }.converts(4);
+    TITAN.converts(4);
+    Folder { from: "titan-tied", ..TITAN }.converts(4);
+    OLMO.converts(4);
+}
+
+/// Also with the types that each tensor has there, and with the files beside the weights.
+#[test]
+fn hugging_face_folders_are_converted() {
+    for name in ["bloom", "gpt2", "llama", "qwen3-mixed"] {
+        let lab = Lab::new();
+        let from = fixture("checkpoint/hf").join(name);
+        let from = from.to_str().unwrap();
+        let data = data(&lab);
+        let written = converts_as_imported(&lab, from, &["--set", &data]);
+        assert!(written >= 2, "{name}: {written}");
+    }
+}
+
+/// The bytes of an import and an export of it, too: a run's folder, and a checkpoint.
+#[test]
+fn gptrains_own_checkpoints_are_converted_as_they_are_exported() {
+    let lab = BLOOM.lab();
+    let export = ["export", "runs/whole", "--output", "exported", "--to", "deepspeed-universal"];
+    lab.gptrain(&export).well();
+    for (number, from) in ["runs/whole".to_string(), format!("runs/whole/{STEP}")]
+        .iter()
+        .enumerate()
+    {
+        let to = format!("converted-{number}");
+        let done = lab.gptrain(&["convert", from, &to, "--to", "deepspeed-universal"]);
+        done.well();
+        says(&done, &["parameters", "to write", "wrote", "step 6, weights and AdamW's states"]);
+        same_bytes(&files(&lab.path(&to)), &files(&lab.path("exported")));
+    }
+}
+
+#[test]
+fn conversions_that_cannot_be_are_refused_with_a_remedy() {
+    let lab = TITAN.lab();
+    let convert = |more: &[&str]| lab.gptrain(&[&["convert"], more].concat());
+    // The printed settings are enough.
+    let done = convert(&["titan", "out", "--to", "hf"]);
+    done.expect(2, &["has no model.heads", "--set model.heads=16", "--set data.train=corpus"]);
+    assert!(!lab.path("out").exists());
+    let remedies: Vec<&str> = done
+        .err
+        .lines()
+        .filter_map(|line| line.split_once("--set ").map(|(_, set)| set))
+        .collect();
+    let heads =
+        |set: &str| if set == "model.heads=16" { "model.heads=4".into() } else { set.to_string() };
+    let sets: Vec<String> = remedies
+        .iter()
+        .flat_map(|set| ["--set".to_string(), heads(set)])
+        .collect();
+    let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+    convert(&[&["titan", "out", "--to", "hf"], &sets[..]].concat()).well();
+    // What OUT is, and what IN is.
+    convert(&["titan", "out", "--to", "hf"]).expect(2, &["--set"]);
+    let own = "runs/whole";
+    for (more, words) in [
+        (&[own, "new", "--to", "gptrain"][..], &["is a checkpoint of gptrain already"][..]),
+        (&[own, "new", "--to", "hf", "--tensor", "2"], &["--tensor", "--to megatron"]),
+        (&[own, "new", "--to", "megatron", "--dtype", "f32"], &["--dtype", "--to hf"]),
+        (&[own, "new", "--to", "hf", "--set", "model.heads=4"], &["--set", "leave it out"]),
+        (&[own, "new", "--to", "hf", "--mask-padding"], &["--mask-padding", "gptrain"]),
+        (&[own, "out", "--to", "hf"], &["already contains a model"]),
+        (&["nowhere", "new", "--to", "hf"], &["nowhere"]),
+        (&["titan", "new"], &["--to"]),
+    ] {
+        convert(more).expect(2, words);
+        assert!(!lab.path("new").exists(), "{more:?}");
+    }
+}
+
+/// What a command took at most.
+struct Watched {
+    /// Resident memory.
+    memory: u64,
+    /// Bytes that it wrote.
+    written: u64,
+}
+
+/// Runs a command without a folder for temporary files, and reads what the system counts of it.
+fn watch(lab: &Lab, args: &[&str]) -> Watched {
+    let mut command = lab.command(args);
+    let mut child = command.env("TMPDIR", "/nonexistent").spawn().unwrap();
+    let mut watched = Watched { memory: 0, written: 0 };
+    loop {
+        let number = |file: &str, name: &str| {
+            let text = fs::read_to_string(format!("/proc/{}/{file}", child.id())).ok()?;
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            line.split_whitespace().next()?.parse::<u64>().ok()
+        };
+        watched.memory = watched
+            .memory
+            .max(1024 * number("status", "VmHWM:").unwrap_or(0));
+        watched.written = watched.written.max(number("io", "wchar:").unwrap_or(0));
+        if child.try_wait().unwrap().is_some() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    Done::of(child.wait_with_output().unwrap()).well();
+    watched
+}
+
+fn size(folder: &Path) -> u64 {
+    let mut bytes = 0;
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        bytes += if path.is_dir() { size(&path) } else { fs::metadata(&path).unwrap().len() };
+    }
+    bytes
+}
+
+/// Settings of a model of 29 million parameters, of which the embedding has 17.
+const LARGE: [&str; 4] =
+    ["model.hidden=512", "model.layers=4", "model.vocab=32768", "precision=bf16"];
+const EMBEDDING: u64 = 32768 * 512;
+/// Memory beside the largest parameter, beyond that of a tiny model.
+const CONSTANT: u64 = 32 << 20;
+
+/// Conversions, in an order in which each has its folder: what is read and written, and the bytes of memory
+/// for each value of the largest parameter.
+const STEPS: [(&[&str], u64); 9] = [
+    (&["convert", "runs/a", "hf", "--to", "hf"], 4),
+    (&["convert", "runs/a", "megatron", "--to", "megatron"], 4),
+    (&["convert", "runs/a", "universal", "--to", "deepspeed-universal"], 4),
+    (&["convert", "megatron", "two", "--to", "megatron", "--tensor", "2"], 4),
+    (&["convert", "universal", "hf-again", "--to", "hf"], 4),
+    (&["convert", "hf", "from-hf", "--to", "megatron"], 4),
+    (&["import", "two", "--output", "runs/two"], 6),
+    (&["import", "universal", "--output", "runs/universal"], 6),
+    (&["import", "hf", "--output", "runs/hf"], 6),
+];
+
+/// Memory is bounded by the largest parameter, not by the model, whose states are seven times as large; the
+/// disk has the target alone.
+#[test]
+fn one_parameter_is_in_memory_and_one_copy_on_the_disk() {
+    let tiny = Lab::new();
+    let large = Lab::new();
+    for (lab, sets) in [(&tiny, &["precision=bf16"][..]), (&large, &LARGE)] {
+        lab.run(&[sets, &["train.steps=1"]].concat()).well();
+    }
+    for (step, bytes) in STEPS {
+        let constant = watch(&tiny, step).memory;
+        let watched = watch(&large, step);
+        let to = if step[0] == "import" { step[3] } else { step[2] };
+        let written = size(&large.path(to));
+        let memory = watched.memory.saturating_sub(constant);
+        println!(
+            "{step:?}: {} MiB beyond {} MiB, {} of {written} bytes",
+            memory >> 20,
+            constant >> 20,
+            watched.written
+        );
+        assert!(memory > 2 * EMBEDDING, "{step:?}: the measurement sees the embedding: {memory}");
+        assert!(memory < bytes * EMBEDDING + CONSTANT, "{step:?}: {memory} bytes");
+        assert!(
+            watched.written < written + written / 50 + (1 << 20),
+            "{step:?}: {} bytes",
+            watched.written
+        );
+    }
+}
