@@ -32,6 +32,8 @@ pub const OPTIMIZER: &str = "optimizer.pt";
 /// File of the progress.
 pub const STATE: &str = "trainer_state.json";
 const ARGUMENTS: &str = "training_args.bin";
+/// Micro-batches of a step.
+const ACCUMULATED: &str = "gradient_accumulation_steps";
 /// Object around a state of bitsandbytes in newer versions.
 const WRAPPED: &str = "__bnb_optimizer_quant_state__";
 /// Numbers that have one maximum: those of newer versions of bitsandbytes, and of older ones.
@@ -104,6 +106,10 @@ impl TrainerRun {
         describe(&mut found, from, &config, &types)?;
         let numbers = find_states(&mut found, &file, needed)?;
         found.wanted = wanted("the Trainer", Dialect::HuggingFace, &found.settings, &choices.sets);
+        // A part of model.position, which config.json has.
+        found
+            .wanted
+            .retain(|row| row.key != "model.position.rope.theta");
         set_progress(&mut found, choices);
         let reader = TrainerReader { family, weights, file, numbers };
         Ok(TrainerRun { found, config, facts: types, tensor_types, reader })
@@ -234,6 +240,17 @@ impl<'t> Arguments<'t> {
         self.get(setting).is_some_and(|(_, value)| value.is_true())
     }
 
+    /// Name and value of the warm-up: the first that is not 0.
+    fn warmup(&self) -> Option<(&'static str, f64)> {
+        for name in Dialect::HuggingFace.names("lr.warmup_samples") {
+            let steps = self.0.some(name).and_then(|value| value.float().ok());
+            if let Some(steps) = steps.filter(|steps| *steps > 0.0) {
+                return Some((name, steps));
+            }
+        }
+        None
+    }
+
     fn count(&self, setting: &str) -> Option<u64> {
         self.get(setting)?.1.count().ok()
     }
@@ -243,11 +260,15 @@ impl<'t> Arguments<'t> {
         let replicas = found.grid[2] as u64;
         let settings = &mut found.settings;
         let micro = self.count("batch.micro").unwrap_or(1).max(1);
-        let accumulated = self.count("batch.global").unwrap_or(1).max(1);
+        let accumulated = self
+            .0
+            .some(ACCUMULATED)
+            .and_then(|count| count.count().ok());
+        let accumulated = accumulated.unwrap_or(1).max(1);
         let global = micro.saturating_mul(accumulated).saturating_mul(replicas);
         let name = |key: &str| Dialect::HuggingFace.name(key);
         settings.set("batch.micro", micro, name("batch.micro"));
-        let from = format!("{} × {} × processes", name("batch.micro"), name("batch.global"));
+        let from = format!("{} × {ACCUMULATED} × processes", name("batch.micro"));
         settings.set("batch.global", global, &from);
         if let Some((name, peak)) = self.get("lr.peak") {
             settings.set("lr.peak", number(peak.float()?), name);
@@ -256,9 +277,8 @@ impl<'t> Arguments<'t> {
         if let Some(steps) = steps {
             settings.set("train.steps", steps, name("train.steps"));
         }
-        if let Some((name, warmup)) = self.get("lr.warmup_samples") {
+        if let Some((name, warmup)) = self.warmup() {
             // A number below 1 is a part of the run.
-            let warmup = warmup.float()?;
             let part = warmup > 0.0 && warmup < 1.0;
             let steps = if part { (warmup * steps.unwrap_or(0) as f64).ceil() } else { warmup };
             let from = format!("{name} × batch.global");

@@ -245,28 +245,28 @@ fn set_heads(
 ) -> anyhow::Result<()> {
     let count = |key: &str| asked(&choices.sets, key).and_then(|text| text.parse::<usize>().ok());
     let Some(heads) = count("model.heads").filter(|heads| *heads > 0) else { return Ok(()) };
-    let rows = |piece| {
+    let shape = |weight, piece| {
         let mut found = matched.shapes.iter();
         found
-            .find(|(((weight, _), held), _)| *weight == Weight::QkvW && *held == piece)
-            .and_then(|(_, shape)| shape.first().copied())
+            .find(|(((known, _), held), _)| *known == weight && *held == piece)
+            .map(|(_, shape)| shape.clone())
     };
-    let (dim, kv) = match (rows(Piece::Kind(0)), rows(Piece::Kind(1))) {
-        (Some(queries), Some(keys)) => {
-            let dim = (queries / heads).max(1);
-            (dim, keys / dim)
-        }
-        _ => {
-            let dim = count("model.head_dim").unwrap_or(hidden / heads).max(1);
+    let rows = |piece| shape(Weight::QkvW, piece).and_then(|shape| shape.first().copied());
+    // The product after attention has a column for each of its numbers.
+    let width = shape(Weight::ProjW, Piece::All).and_then(|shape| shape.get(1).copied());
+    let dim = (width.unwrap_or(hidden) / heads).max(1);
+    let kv = match rows(Piece::Kind(1)) {
+        Some(keys) => keys / dim,
+        None => {
             let rows = rows(Piece::All).or(rows(Piece::Kinds)).unwrap_or(0);
-            (dim, (rows / dim).saturating_sub(heads) / 2)
+            (rows / dim).saturating_sub(heads) / 2
         }
     };
     if kv > 0 && kv != heads {
         settings.set("model.kv_heads", kv, "rows of attn.qkv.weight");
     }
     if dim * heads != hidden {
-        settings.set("model.head_dim", dim, "rows of attn.qkv.weight / heads");
+        settings.set("model.head_dim", dim, "columns of attn.proj.weight / heads");
     }
     Ok(())
 }
