@@ -73,7 +73,7 @@ fn settings_that_are_missing_or_wrong_are_lines() {
     dry(&lab, UNEVEN.from, &["--set", "topology.layer_split=uniform"], &words);
 }
 
-/// Of a folder that cannot be read, the reason is all there is.
+/// A folder that cannot be read has its reason alone.
 #[test]
 fn damage_is_a_line() {
     let cases: [(&Folder, Change, &str); 4] = [
@@ -95,7 +95,7 @@ fn damage_is_a_line() {
 }
 
 #[test]
-fn a_folder_that_nobody_knows_is_a_line() {
+fn an_unknown_folder_is_a_line() {
     let lab = Lab::new();
     fs::create_dir(lab.path("something")).unwrap();
     let json = dry(&lab, "something", &[], &["would be refused: something: is not a checkpoint"]);

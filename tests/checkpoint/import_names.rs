@@ -1,5 +1,5 @@
-//! Qwen3 of torchtitan, transformers' models in torchtitan, and a distributed checkpoint of a program that
-//! nobody knows, whose names are a file of the user. `tests/fixtures/torch/qwen3.py` wrote them.
+//! Qwen3 of torchtitan, transformers' models in torchtitan, and a distributed checkpoint of another
+//! program, whose names are a file of the user. `tests/fixtures/torch/qwen3.py` wrote them.
 
 use crate::common::binary::Done;
 use crate::import_steps::*;

@@ -22,7 +22,7 @@ pub struct ImportedRun {
     pub checkpoint: Option<PathBuf>,
     /// Notes for the user from reading.
     pub remarks: Vec<String>,
-    /// What an import would refuse; empty unless it is dry.
+    /// Refusals of an import; empty unless it is dry.
     pub refused: Problems,
 }
 

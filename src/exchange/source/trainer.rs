@@ -70,6 +70,16 @@ const OUTSIDE: [[&str; 5]; 2] = [
     ["norm", "ln_f", "lm_head", "", ""],
 ];
 
+/// Whether the Trainer decays a tensor, and whether it decays norms.
+type DecayRule = (fn(&HfTensor) -> bool, bool);
+
+/// Since 2025 norms do not decay; before, those of some families did. Last, one group of all.
+const DECAY_RULES: [DecayRule; 3] = [
+    (|tensor| tensor.shape.len() > 1, false),
+    (|tensor| !tensor.name.ends_with(".bias"), true),
+    (|_| true, true),
+];
+
 /// A checkpoint of the Trainer, opened.
 pub struct TrainerRun {
     pub found: RunDescription,
@@ -335,7 +345,7 @@ fn find_states(
         let place = place(&tensor.name).with_context(|| format!("no place for {}", tensor.name))?;
         order.push((place, tensor));
     }
-    order.sort_by(|a, b| a.0.cmp(&b.0));
+    order.sort_by_key(|(place, _)| *place);
     let ordered: Vec<&HfTensor> = order.iter().map(|(_, tensor)| tensor).collect();
     let state = root.need("state")?;
     let mut counts = Vec::new();
@@ -391,14 +401,7 @@ fn assign(
     counts: &[usize],
     state: &Value,
 ) -> anyhow::Result<Option<(BTreeMap<String, i64>, bool)>> {
-    let is_bias = |tensor: &HfTensor| tensor.name.ends_with(".bias");
-    // Since 2025 norms do not decay; before, those of some families did.
-    let rules: [(&dyn Fn(&HfTensor) -> bool, bool); 3] = [
-        (&|tensor| tensor.shape.len() > 1, false),
-        (&|tensor| !is_bias(tensor), true),
-        (&|_| true, true),
-    ];
-    for (decays, norms) in rules {
+    for (decays, norms) in DECAY_RULES {
         let mut groups = [Vec::new(), Vec::new()];
         for tensor in tensors {
             groups[usize::from(!decays(tensor))].push(*tensor);
@@ -432,9 +435,9 @@ fn states<'t>(entry: &Value<'t>) -> Value<'t> {
 fn first_moment_shape(entry: &Value) -> anyhow::Result<Option<Vec<usize>>> {
     let states = states(entry);
     let moment = states.some("exp_avg").or_else(|| states.some("state1"));
-    Ok(moment
+    moment
         .map(|moment| moment.tensor().map(|tensor| tensor.shape.clone()))
-        .transpose()?)
+        .transpose()
 }
 
 /// Place of a tensor among the model's parameters: before the blocks, in a block or behind them; the block;

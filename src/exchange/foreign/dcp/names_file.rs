@@ -56,7 +56,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Text that stands for the placeholder of the line in a name; empty if the line has none. None if the
+    /// Text in place of the line's placeholder in a name; empty if the line has none. None if the
     /// name is not the line's.
     pub fn placeholder<'n>(&self, name: &'n str) -> Option<&'n str> {
         let rest = name.strip_prefix(&self.before)?;
@@ -190,7 +190,7 @@ fn rule(line: usize, text: &str, weights: &[(String, Weight)]) -> Result<Rule, S
     Ok(Rule { line, before: before.to_string(), after, target })
 }
 
-/// What is on the right of an arrow.
+/// Reads the right side of an arrow.
 fn target(to: &str, weights: &[(String, Weight)]) -> Result<Target, String> {
     match to {
         "-" => return Ok(Target::LeftOut),
