@@ -1,7 +1,7 @@
 //! `gptrain convert`: writes a checkpoint of any format that import reads in another format, in one pass.
 
 use crate::completions::SETTINGS;
-use crate::import::{Import, MegatronChoices, parse_format};
+use crate::import::{ForeignChoices, Import, parse_format};
 use crate::model_place::{OpenedSource, open_source};
 use crate::options::{Choice, Json, Overwrite, one_of};
 use anyhow::Context;
@@ -38,7 +38,7 @@ pub struct Convert {
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
     #[command(flatten)]
-    megatron: MegatronChoices,
+    foreign: ForeignChoices,
 }
 
 /// Options of the written folder.
@@ -93,8 +93,9 @@ impl Convert {
             return self.import();
         }
         let choices = Choices {
-            replicated: self.megatron.replicated.unwrap_or_default(),
-            mask_padding: self.megatron.mask_padding,
+            replicated: self.foreign.replicated.unwrap_or_default(),
+            mask_padding: self.foreign.mask_padding,
+            names: self.foreign.names.clone(),
             sets: self.set.clone(),
             format: self.format,
             ..Choices::default()
@@ -113,8 +114,8 @@ impl Convert {
             )
             .into());
         }
-        let Convert { from, output, options, set, format, megatron, .. } = self;
-        Import::new_run(from, output, options.overwrite, set, format, megatron, options.json).run()
+        let Convert { from, output, options, set, format, foreign, .. } = self;
+        Import::new_run(from, output, options.overwrite, set, format, foreign, options.json).run()
     }
 
     /// Fails on choices of an import that the format of IN does not have.
@@ -127,9 +128,7 @@ impl Convert {
                 "leave it out",
             );
         }
-        if matches!(format, Format::Gptrain | Format::HuggingFace) {
-            self.megatron.refuse(format.name(), &mut problems);
-        }
+        self.foreign.refuse(format, &mut problems);
         problems.or(())
     }
 }

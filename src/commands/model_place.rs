@@ -195,7 +195,7 @@ fn hugging_face_folder(path: &Path) -> anyhow::Result<Option<&Path>> {
         return Ok(None);
     }
     match foreign::detect(path) {
-        Ok(foreign::Format::HuggingFace) => Ok(Some(path)),
+        Ok(foreign::Format::HuggingFace | foreign::Format::HfTrainer) => Ok(Some(path)),
         Ok(format) => {
             let name = path.display();
             Err(Problems::one(name.to_string(), format!("is a checkpoint of {}", format.name()), format!(

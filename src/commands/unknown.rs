@@ -126,7 +126,10 @@ fn find_setting(command: &Command, name: &str, words: &[String]) -> Option<Strin
             let note = if row.unit.is_empty() { "" } else { "; its value is " };
             format!("{}{note}{}", set(key, value(name, words)), row.unit)
         }
-        Meaning::Unneeded(why) | Meaning::Lacking(why) | Meaning::Only { why, .. } => {
+        Meaning::Unneeded(why)
+        | Meaning::Lacking(why)
+        | Meaning::Only { why, .. }
+        | Meaning::Noted { why, .. } => {
             format!("leave it out: {why}")
         }
     })

@@ -56,7 +56,10 @@ impl Suggestion {
             Meaning::Setting { key, value: Some(value) } => {
                 format!("did you mean {key}: {value}?{unit}")
             }
-            Meaning::Unneeded(why) | Meaning::Lacking(why) | Meaning::Only { why, .. } => {
+            Meaning::Unneeded(why)
+            | Meaning::Lacking(why)
+            | Meaning::Only { why, .. }
+            | Meaning::Noted { why, .. } => {
                 format!("remove it: {why}")
             }
         }

@@ -78,6 +78,28 @@ comm: {start_timeout_s: 480}
     steps: 10,
 };
 
+/// A Qwen3 of two layers.
+pub static QWEN3_RUN: Original = Original {
+    manifest: "
+name: qwen3
+model: {family: qwen3, layers: 2, hidden: 8, heads: 4, kv_heads: 2, head_dim: 4, ffn_hidden: 12, vocab: 64,
+  vocab_multiple: 1, seq_len: 16, tied_head: false, position: {rope: {theta: 500}}}
+precision: bf16
+data: {train: corpus, seed: 42, split: '100,0,0'}
+batch: {micro: 2, global: 8}
+optimizer: {adamw: {beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, clip: 1.0}}
+lr: {peak: 1e-2, min: 1e-3, warmup_samples: 16, decay: {cosine: {samples: 160}}, counted: before}
+checkpoint: {interval: 100}
+log: {folder: runs/whole, tensorboard: false}
+train: {samples: 128, seed: 42, threads: 1}
+comm: {start_timeout_s: 480}
+",
+    archive: Some("qwen3"),
+    corpus: "qwen3/corpus",
+    step: "qwen3/step-00000006",
+    steps: 10,
+};
+
 /// A folder of another trainer.
 #[derive(Clone, Copy)]
 pub struct Folder {
@@ -154,6 +176,11 @@ pub static OLMO: Folder = Folder {
     ],
     ..MEGATRON
 };
+
+/// The Qwen3 in the folders of one program.
+pub const fn qwen3(from: &'static str) -> Folder {
+    Folder { original: &QWEN3_RUN, archive: "qwen3", from, ..TITAN }
+}
 
 /// A BLOOM of three layers on two stages.
 pub static UNEVEN: Folder =
@@ -232,6 +259,13 @@ impl Folder {
             args.extend(["--set", &data]);
         }
         lab.gptrain(&[&args, more].concat())
+    }
+
+    /// Manifest that an import of the folder writes.
+    pub fn imported_manifest(&self) -> String {
+        let lab = self.lab();
+        self.import(&lab, &[]).well();
+        fs::read_to_string(lab.path("runs/imported/manifest.yaml")).unwrap()
     }
 
     /// Imports the folder for each grid (tensor, pipeline, data, ZeRO), which prints these words: all

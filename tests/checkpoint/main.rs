@@ -27,6 +27,9 @@
 //! | `hf_refused` | invalid folders, and full disks |
 //! | `import_steps` | other trainers' folders: the steps that their tests share |
 //! | `import_continues` | folders of each trainer continue as the run that they were cut from, bit for bit |
+//! | `import_names` | Qwen3 of torchtitan, transformers' models, and names that the user gives |
+//! | `import_dry` | dry imports say what an import would refuse |
+//! | `import_trainer` | checkpoints of Hugging Face's Trainer, also with bitsandbytes' 8-bit AdamW |
 //! | `import_choices` | settings, padding, copies that differ, counts of updates, states that are left |
 //! | `import_refused` | folders and settings that an import refuses, and changed bytes |
 //! | `import_exported` | the way back: Megatron-LM's folder and DeepSpeed's universal one |
@@ -57,9 +60,12 @@ mod hf_positions;
 mod hf_refused;
 mod import_choices;
 mod import_continues;
+mod import_dry;
 mod import_exported;
+mod import_names;
 mod import_refused;
 mod import_steps;
+mod import_trainer;
 mod inspect;
 mod matrix;
 mod resume;

@@ -120,6 +120,8 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("README.md", "make run", "builds"),
     ("README.md", "gptrain data train-tokenizer", "readme::a_first_training_works"),
     ("README.md", "gptrain run manifests/quickstart-grid.yaml", "Slurm: tests/cluster"),
+    ("checkpoint-errors.md", "gptrain import", "tests/checkpoint/import_*.rs"),
+    ("checkpoint-errors.md", "gptrain convert", "tests/checkpoint/import_exported.rs"),
     ("checkpoints.md", "PATH=", "two minutes of a 124M model: tests/checkpoint"),
     ("cluster.md", "gptrain run manifests/quickstart-grid.yaml", "tests/model/grids.rs"),
     ("cluster.md", "srun -n 8 --kill-on-bad-exit=1 gptrain run", "Slurm: tests/cluster"),

@@ -44,7 +44,9 @@ fn the_page_is_made_of_the_table() {
         _ => None,
     };
     let missing = |row: &Row| match row.meaning {
-        Meaning::Lacking(why) | Meaning::Only { why, .. } => Some(why.to_string()),
+        Meaning::Lacking(why) | Meaning::Only { why, .. } | Meaning::Noted { why, .. } => {
+            Some(why.to_string())
+        }
         _ => None,
     };
     table("gptrain", &setting, &mut page);

@@ -1,13 +1,14 @@
 //! Imports a run of another trainer: its checkpoint becomes the checkpoint of the same step in a new
 //! run, with AdamW's states, the number of updates, the learning rates and the place in the data.
 
+use super::{lines, say_refused};
 use crate::new_run::write_run;
 use base::output::Existing;
-use base::{Bytes, Count, DType};
+use base::{Bytes, Count, DType, Problems};
 use checkpoint::atomic_folder::{self, FolderKind};
 use exchange::foreign::{self, Choices, Format, Needed, RunDescription};
-use exchange::source::{self, ParamSource};
-use manifest::Loaded;
+use exchange::source::{self, DryRun};
+use manifest::{Loaded, Manifest};
 use model::{Layout, ModelShard};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -21,6 +22,8 @@ pub struct ImportedRun {
     pub checkpoint: Option<PathBuf>,
     /// Notes for the user from reading.
     pub remarks: Vec<String>,
+    /// Refusals of an import; empty unless it is dry.
+    pub refused: Problems,
 }
 
 impl ImportedRun {
@@ -30,6 +33,9 @@ impl ImportedRun {
             &self.found;
         let [tensor, pipeline, data] = grid;
         base::say!("{folder}: {trainer}");
+        if self.found.settings.0.is_empty() {
+            return say_refused(&self.refused);
+        }
         match self.size {
             Some(_) => base::say!("  step {step}, {samples} samples, {} tokens", Count(*tokens)),
             None => base::say!("  step {step}"),
@@ -52,6 +58,7 @@ impl ImportedRun {
         for note in self.notes() {
             base::say!("note: {note}");
         }
+        say_refused(&self.refused);
         let (Some(checkpoint), Some(output)) = (&self.checkpoint, output) else { return };
         base::say!("wrote {}", checkpoint.display());
         base::say!(
@@ -96,47 +103,68 @@ impl ImportedRun {
             "tokens": self.size.map(|_| found.tokens), "grid": found.grid,
             "updates": found.updates, "parameters": self.size.map(|(parameters, _)| parameters),
             "settings": settings, "wanted": wanted, "left_aside": found.ignored,
-            "notes": self.notes().collect::<Vec<_>>(),
+            "notes": self.notes().collect::<Vec<_>>(), "refused": lines(&self.refused),
             "manifest": output.map(|output| output.join(manifest::IN_FOLDER)),
         })
     }
 }
 
 /// Makes the folder of a new run, `choices.run`, from the folder `from` of another trainer, completely or
-/// not at all. If `dry`, only reads what `from` contains.
+/// not at all. If `choices` are dry, only reads what `from` contains and lists what an import would refuse.
 pub fn import_run(
     from: &Path,
     format: Format,
     choices: &Choices,
     existing: Existing,
-    dry: bool,
 ) -> anyhow::Result<ImportedRun> {
-    let to = choices.run.as_deref().filter(|_| !dry);
+    if choices.dry {
+        return dry_run(from, format, choices, existing);
+    }
+    let to = choices.run.as_deref();
     if let Some(to) = to {
         atomic_folder::check_vacant(to, FolderKind::Run, existing)?;
     }
-    let foreign = foreign::open(from, format, choices)?;
-    let found = foreign.description().clone();
-    if dry && !found.wanted.is_empty() {
-        return Ok(ImportedRun { found, size: None, checkpoint: None, remarks: Vec::new() });
+    let mut source = source::open(from, &Choices { format: Some(format), ..choices.clone() })?;
+    let found = source.facts().clone();
+    let size = Some(size(source.manifest()));
+    let checkpoint = match to {
+        Some(to) => Some(write_run(&mut source, to, existing, &mut |_| Ok(()))?),
+        None => None,
+    };
+    let remarks = source.remarks();
+    Ok(ImportedRun { found, size, checkpoint, remarks, refused: Problems::default() })
+}
+
+/// Describes a folder as far as it can be read, and lists what an import would refuse.
+fn dry_run(
+    from: &Path,
+    format: Format,
+    choices: &Choices,
+    existing: Existing,
+) -> anyhow::Result<ImportedRun> {
+    let mut refused = Problems::default();
+    if let Some(to) = &choices.run {
+        refused.collect(atomic_folder::check_vacant(to, FolderKind::Run, existing))?;
     }
-    let mut source = ParamSource::from_foreign(foreign, choices)?;
-    let model = &source.manifest().model;
+    let DryRun { found, refused: more, loaded } = source::dry_run(from, format, choices)?;
+    refused.list.extend(more.list);
+    let size = loaded.map(|loaded| size(&loaded.manifest));
+    Ok(ImportedRun { found, size, checkpoint: None, remarks: Vec::new(), refused })
+}
+
+/// Parameters of a run's model, and the host memory for the largest: in f32, and in 16 bits if the run
+/// computes so.
+fn size(m: &Manifest) -> (u64, Bytes) {
+    let model = &m.model;
     let layout = Layout::new(model, ModelShard::whole(model));
     let largest = layout
         .params()
         .map(|param| param.numel())
         .max()
         .unwrap_or(0);
-    // The parameter in f32, and in 16 bits if the run computes so.
-    let half = engine::model_dtype(source.manifest().precision) != DType::F32;
+    let half = engine::model_dtype(m.precision) != DType::F32;
     let bytes_of_value = if half { 6 } else { 4 };
-    let size = Some((model::parameters(model), Bytes(bytes_of_value * largest as u64)));
-    let checkpoint = match to {
-        Some(to) => Some(write_run(&mut source, to, existing, &mut |_| Ok(()))?),
-        None => None,
-    };
-    Ok(ImportedRun { found, size, checkpoint, remarks: source.remarks() })
+    (model::parameters(model), Bytes(bytes_of_value * largest as u64))
 }
 
 /// Manifest of the run that a folder would become, for its plan. Missing settings get example values,
@@ -153,5 +181,8 @@ pub fn planned_run(from: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
         return Ok(source::new_manifest(&text, &place, Path::new("imported"), sets)?.1);
     }
     let choices = Choices { sets: sets.to_vec(), needed: Needed::Plan, ..Choices::default() };
+    if format == Format::HfTrainer {
+        return Ok(source::open(from, &choices)?.loaded().clone());
+    }
     source::planned_run(&foreign::open(from, format, &choices)?, &choices)
 }

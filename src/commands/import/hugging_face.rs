@@ -143,6 +143,35 @@ pub fn import_run(
     Ok(Imported::new(&source, checkpoint, divergence))
 }
 
+/// The section `model` of a folder, and what an import of it would refuse. `into` is the manifest of a run.
+pub fn dry_run(
+    from: &Path,
+    into: Option<&Path>,
+    choices: &Choices,
+    existing: Existing,
+) -> anyhow::Result<(Option<String>, Problems)> {
+    let mut refused = Problems::default();
+    let section = refused.collect(model_section(from))?;
+    if let Some(to) = &choices.run {
+        refused.collect(atomic_folder::check_vacant(to, FolderKind::Run, existing))?;
+    }
+    // Mistakes of config.json are those of the section.
+    if section.is_none() {
+        return Ok((section, refused));
+    }
+    match into {
+        None => {
+            refused.collect(open(from, choices))?;
+        }
+        Some(path) => {
+            if let Some(loaded) = refused.collect(manifest::load(path, &choices.sets))? {
+                refused.collect(source::open_hugging_face_for(from, &loaded))?;
+            }
+        }
+    }
+    Ok((section, refused))
+}
+
 /// Opens the folder, which is not another format's whatever else it has.
 fn open(from: &Path, choices: &Choices) -> anyhow::Result<ParamSource> {
     source::open(from, &Choices { format: Some(Format::HuggingFace), ..choices.clone() })

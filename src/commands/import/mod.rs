@@ -15,8 +15,9 @@ use std::path::{Path, PathBuf};
 /// Start a run from another trainer's checkpoint, or from a Hugging Face folder
 ///
 /// DIR is a checkpoint of Megatron-DeepSpeed (ZeRO-1, ZeRO-3, universal), Megatron-LM, Megatron-Core
-/// (torch_dist), torchtitan or OLMo-core, whose optimizer's states are kept, or a Hugging Face folder:
-/// GPT-2, BLOOM, Llama, Mistral, Qwen2, Qwen3.
+/// (torch_dist), torchtitan, OLMo-core or Hugging Face's Trainer, whose optimizer's states are kept, or a
+/// Hugging Face folder: GPT-2, BLOOM, Llama, Mistral, Qwen2, Qwen3. With --names, any distributed
+/// checkpoint of PyTorch.
 #[derive(clap::Args)]
 pub struct Import {
     /// The folder to import; with --hf, the manifest of the run to import into: without it and
@@ -41,7 +42,7 @@ pub struct Import {
     #[arg(long)]
     dry: bool,
     #[command(flatten)]
-    megatron: MegatronChoices,
+    foreign: ForeignChoices,
     /// Compare the first logits with those in this file: safetensors with input_ids [samples,
     /// tokens] and logits [samples, tokens, vocabulary]
     #[arg(long, value_name = "FILE")]
@@ -50,9 +51,9 @@ pub struct Import {
     json: Json,
 }
 
-/// Choices of Megatron's checkpoints.
+/// Choices of other trainers' checkpoints.
 #[derive(clap::Args)]
-pub struct MegatronChoices {
+pub struct ForeignChoices {
     /// Value for norms and biases whose copies on tensor ranks differ: their mean (the default), or
     /// the first rank's
     #[arg(long, value_name = "mean|first", value_parser = parse_replicated)]
@@ -60,11 +61,26 @@ pub struct MegatronChoices {
     /// Mask the rows that pad the vocabulary, which Megatron trains
     #[arg(long)]
     pub mask_padding: bool,
+    /// File that says what the tensors of an unknown program's distributed checkpoint are: lines
+    /// `NAME -> PARAMETER`
+    #[arg(long, value_name = "FILE")]
+    pub names: Option<PathBuf>,
 }
 
-impl MegatronChoices {
-    /// Adds a problem if one is made, for a folder of the format `name`.
-    pub fn refuse(&self, name: &str, problems: &mut Problems) {
+impl ForeignChoices {
+    /// Adds a problem if one is made that a folder of the format does not have.
+    pub fn refuse(&self, format: Format, problems: &mut Problems) {
+        let name = format.name();
+        if self.names.is_some() && format != Format::PytorchDcp {
+            problems.add(
+                "--names",
+                format!("is for distributed checkpoints of PyTorch, and this is one of {name}"),
+                "leave it out",
+            );
+        }
+        if !matches!(format, Format::HuggingFace | Format::Gptrain) {
+            return;
+        }
         if self.replicated.is_some() || self.mask_padding {
             problems.add(
                 "--replicated and --mask-padding",
@@ -83,7 +99,7 @@ impl Import {
         overwrite: Overwrite,
         set: Vec<String>,
         format: Option<Format>,
-        megatron: MegatronChoices,
+        foreign: ForeignChoices,
         json: Json,
     ) -> Import {
         Import {
@@ -94,7 +110,7 @@ impl Import {
             set,
             format,
             dry: false,
-            megatron,
+            foreign,
             reference: None,
             json,
         }
@@ -115,11 +131,11 @@ impl Import {
                 )
                 .into());
             }
-            (None, Some(path)) => match self.format.map_or_else(|| detect(path), Ok)? {
-                Format::HuggingFace => (path.as_path(), None),
-                other => {
-                    return self.import_foreign(path, other);
-                }
+            (None, Some(path)) => match self.format.map_or_else(|| detect(path), Ok) {
+                Ok(Format::HuggingFace) => (path.as_path(), None),
+                Ok(other) => return self.import_foreign(path, other),
+                Err(error) if self.dry && path.is_dir() => return self.say_unknown(path, error),
+                Err(error) => return Err(error),
             },
         };
         self.import_hugging_face(hf, into)
@@ -142,13 +158,24 @@ impl Import {
                 "give one of them",
             );
         }
-        self.megatron
-            .refuse(Format::HuggingFace.name(), &mut problems);
+        self.foreign.refuse(Format::HuggingFace, &mut problems);
         problems.or(())?;
-        let writes = !self.dry;
+        if self.dry {
+            let (section, refused) =
+                hugging_face::dry_run(hf, into, &self.choices(), self.overwrite.existing())?;
+            self.json.say(
+                || {
+                    if let Some(section) = &section {
+                        base::say!("{}", section.trim_end());
+                    }
+                    say_refused(&refused);
+                },
+                json!({ "manifest_section": section, "refused": lines(&refused) }),
+            );
+            return Ok(());
+        }
         let reference = self.reference.as_deref();
-        let (done, next) = match (self.output.as_ref().filter(|_| writes), into.filter(|_| writes))
-        {
+        let (done, next) = match (self.output.as_ref(), into) {
             (Some(output), _) => {
                 let existing = self.overwrite.existing();
                 let done = hugging_face::import_run(hf, output, &self.set, existing, reference)?;
@@ -173,6 +200,31 @@ impl Import {
         Ok(())
     }
 
+    fn choices(&self) -> Choices {
+        Choices {
+            replicated: self.foreign.replicated.unwrap_or_default(),
+            mask_padding: self.foreign.mask_padding,
+            names: self.foreign.names.clone(),
+            sets: self.set.clone(),
+            run: self.output.clone(),
+            dry: self.dry,
+            ..Choices::default()
+        }
+    }
+
+    /// Says what an import of a folder refuses that no format is known for.
+    fn say_unknown(&self, path: &Path, error: anyhow::Error) -> anyhow::Result<()> {
+        let refused = error.downcast::<Problems>()?;
+        self.json.say(
+            || {
+                base::say!("{}: not a known checkpoint", path.display());
+                say_refused(&refused);
+            },
+            json!({ "format": null, "refused": lines(&refused) }),
+        );
+        Ok(())
+    }
+
     /// Imports a checkpoint of another trainer into a new run, or shows what it contains.
     fn import_foreign(&self, from: &Path, format: Format) -> anyhow::Result<()> {
         if self.output.is_none() && !self.dry {
@@ -186,20 +238,35 @@ impl Import {
             )
             .into());
         }
-        let choices = Choices {
-            replicated: self.megatron.replicated.unwrap_or_default(),
-            mask_padding: self.megatron.mask_padding,
-            sets: self.set.clone(),
-            run: self.output.clone(),
-            ..Choices::default()
-        };
+        let mut problems = Problems::default();
+        self.foreign.refuse(format, &mut problems);
+        problems.or(())?;
+        let choices = self.choices();
         let existing = self.overwrite.existing();
-        let imported = foreign::import_run(from, format, &choices, existing, self.dry)?;
+        let imported = foreign::import_run(from, format, &choices, existing)?;
         let output = self.output.as_deref().filter(|_| !self.dry);
         self.json
             .say(|| imported.say(output), imported.object(output));
         Ok(())
     }
+}
+
+/// Prints what an import would refuse.
+fn say_refused(refused: &Problems) {
+    for line in lines(refused) {
+        base::say!("would be refused: {line}");
+    }
+}
+
+/// Problems as lines.
+fn lines(refused: &Problems) -> Vec<String> {
+    let mut lines = Vec::new();
+    for problem in &refused.list {
+        let remedy = Some(&problem.remedy).filter(|remedy| !remedy.is_empty());
+        let remedy = remedy.map_or(String::new(), |remedy| format!(" → {remedy}"));
+        lines.push(format!("{}: {}{remedy}", problem.place, problem.what));
+    }
+    lines
 }
 
 pub fn parse_format(word: &str) -> Result<Format, String> {

@@ -2,21 +2,32 @@
 //! `manifest::dialects`.
 
 mod model;
+mod run;
 
 use super::super::torch::{Node, Value};
+use super::Choices;
 use super::settings::{Settings, number, quoted};
 use base::Problems;
-use manifest::dialects::{Conversion, Dialect, Meaning, ROWS};
+use manifest::dialects::{self, Conversion, Dialect, Meaning, ROWS};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 /// Settings that an import takes from elsewhere: their arguments are not listed as ignored.
 const FROM_ELSEWHERE: &[&str] = &[
+    "checkpoint.in_flight",
+    "data.cache",
     "data.tokenizer",
+    "data.valid",
     "log.folder",
+    "model.kv_heads",
     "model.vocab_multiple",
+    "name",
     "precision",
     "topology.data",
+    "topology.layer_split",
+    "topology.overlap_p2p",
+    "topology.chunks",
+    "topology.zero",
     "train.steps",
 ];
 
@@ -30,6 +41,9 @@ pub const ELSEWHERE: &str = "train it there";
 pub struct Arguments<'t> {
     args: Value<'t>,
     read: RefCell<BTreeSet<String>>,
+    /// Whether refusals are recorded, for a dry import, in place of errors.
+    dry: bool,
+    refusals: RefCell<Problems>,
     /// The file, in messages.
     place: String,
     /// Value of `data.rule`: the order of samples.
@@ -37,8 +51,14 @@ pub struct Arguments<'t> {
 }
 
 impl<'t> Arguments<'t> {
-    pub fn new(args: Value<'t>, place: String, rule: &'static str) -> Arguments<'t> {
-        Arguments { args, read: RefCell::default(), place, rule }
+    pub fn new(
+        args: Value<'t>,
+        place: String,
+        rule: &'static str,
+        choices: &Choices,
+    ) -> Arguments<'t> {
+        let dry = choices.dry;
+        Arguments { args, read: RefCell::default(), dry, refusals: RefCell::default(), place, rule }
     }
 
     /// Names of the arguments that set this, which count as read.
@@ -89,11 +109,11 @@ impl<'t> Arguments<'t> {
             .any(|value| value.is_true())
     }
 
-    /// Name of the first argument that sets this and is neither None nor False.
-    pub fn given<'n>(&self, setting: &'n str) -> Option<&'n str> {
-        self.names(setting).into_iter().find(|name| {
-            let value = self.args.some(name);
-            value.is_some_and(|value| !equals(&value, "false"))
+    /// Name and value of the first argument that sets this and is neither None nor False.
+    pub fn given<'n>(&self, setting: &'n str) -> Option<(&'n str, Value<'t>)> {
+        self.names(setting).into_iter().find_map(|name| {
+            let value = self.args.some(name)?;
+            (!equals(&value, "false")).then_some((name, value))
         })
     }
 
@@ -131,29 +151,27 @@ impl<'t> Arguments<'t> {
             Some(Conversion::Choice(words)) => {
                 let word = value.str()?;
                 let known = words.iter().find(|(theirs, _)| *theirs == word);
-                known
-                    .ok_or_else(|| {
-                        self.unsupported(format!("args.{name} is {word}: not one of gptrain's"))
-                    })?
-                    .1
-                    .to_string()
+                if known.is_none() {
+                    self.refuse_option(format!("args.{name} is {word}: not one of gptrain's"))?;
+                }
+                known.unwrap_or(&words[0]).1.to_string()
             }
             Some(Conversion::Custom) | None => panic!("{key} has no conversion"),
         })
     }
 
-    /// Names and values of the arguments that were not read, are neither None nor False, and would
-    /// have to be set.
+    /// Names and values of the arguments that were not read, are neither None nor False, and are not in
+    /// the table of `manifest::dialects`.
     pub fn ignored(&self) -> Vec<String> {
         let read = self.read.borrow();
         let is_unneeded = |name: &str| {
             ROWS.iter()
                 .filter(|row| match row.meaning {
-                    Meaning::Unneeded(_) => true,
+                    Meaning::Unneeded(_) | Meaning::Lacking(_) => true,
                     Meaning::Setting { key, .. } => FROM_ELSEWHERE.contains(&key),
-                    _ => false,
+                    Meaning::Only { .. } | Meaning::Noted { .. } => false,
                 })
-                .any(|row| row.names(Dialect::Megatron).any(|known| known == name))
+                .any(|row| row.has(Dialect::Megatron, &dialects::plain(name)))
         };
         self.args
             .named()
@@ -177,7 +195,7 @@ impl<'t> Arguments<'t> {
 
     /// Fails if an option of a model that gptrain does not have is set, or one of `more`, which this
     /// format's reader does not know: name and reason.
-    pub fn refuse(&self, more: &[(&str, &str)]) -> Result<(), Problems> {
+    pub fn refuse(&self, more: &[(&str, &str)]) -> anyhow::Result<()> {
         let mut problems = Problems::default();
         let mut refuse = |name: &str, why: &str| {
             problems.add(self.place.clone(), format!("args.{name} is set: {why}"), ELSEWHERE);
@@ -200,7 +218,26 @@ impl<'t> Arguments<'t> {
         {
             refuse("optimizer", &format!("{rule}; only adam's states are read"));
         }
-        problems.or(())
+        self.refuse_all(problems)
+    }
+
+    /// Refuses an option of a model or a schedule that gptrain does not compute so.
+    fn refuse_option(&self, what: String) -> anyhow::Result<()> {
+        self.refuse_all(Problems::one(self.place.clone(), what, ELSEWHERE))
+    }
+
+    /// Fails with problems, or records them in a dry import.
+    fn refuse_all(&self, problems: Problems) -> anyhow::Result<()> {
+        if !self.dry {
+            return Ok(problems.or(())?);
+        }
+        self.refusals.borrow_mut().list.extend(problems.list);
+        Ok(())
+    }
+
+    /// Refusals that a dry import has recorded.
+    pub fn refusals(&self) -> Problems {
+        self.refusals.borrow().clone()
     }
 
     /// Settings of the model and of the run, and notes about them. `scheduler` is the state of the
@@ -211,6 +248,8 @@ impl<'t> Arguments<'t> {
         self.model(&mut settings, &mut notes)?;
         self.training(&mut settings, &mut notes)?;
         self.rates(scheduler.as_ref(), &mut settings)?;
+        self.run(&mut settings)?;
+        self.note_options(&mut notes);
         Ok((settings, notes))
     }
 
@@ -246,29 +285,6 @@ impl<'t> Arguments<'t> {
             "optimizer.adamw.clip",
         ];
         self.set(settings, &adamw)?;
-        if let Some((name, interval)) = self.find("checkpoint.interval") {
-            settings.set("checkpoint.interval", interval.count()?.max(1), name);
-        }
-        match self.find("train.samples") {
-            Some((name, samples)) => settings.set("train.samples", samples.count()?, name),
-            None => {
-                let samples = self.count("train.steps")? * self.count("batch.global")?;
-                let names = ["train.steps", "batch.global"].map(|key| self.name(key));
-                settings.set("train.samples", samples, &names.join(" × "));
-            }
-        }
-        self.set_needed(settings, &["train.seed"])?;
-        let second = settings
-            .get("data.split")
-            .and_then(|split| split.split(',').nth(1));
-        let share = second.and_then(|share| share.trim().trim_end_matches('"').parse::<f64>().ok());
-        let named = settings
-            .0
-            .iter()
-            .any(|row| row.key.starts_with("data.valid."));
-        if named || share.is_some_and(|share| share > 0.0) {
-            self.set(settings, &["train.eval_interval"])?;
-        }
         Ok(())
     }
 
@@ -293,29 +309,22 @@ impl<'t> Arguments<'t> {
                 settings.set(&format!("data.valid.{name}"), blend, "valid_weighted_split_paths");
             }
         } else if let Some((name, paths)) = self.find("data.train") {
-            let words = match paths.str() {
-                Ok(one) => one.split_whitespace().map(str::to_string).collect(),
-                Err(_) => texts(&paths)?,
-            };
-            let train = match words.as_slice() {
-                [one] => quoted(one),
-                _ => words
-                    .as_chunks::<2>()
-                    .0
-                    .iter()
-                    .map(|[weight, path]| format!("{{prefix: {}, weight: {weight}}}", quoted(path)))
-                    .collect::<Vec<_>>()
-                    .join(", "),
-            };
-            let train = if words.len() > 1 { format!("[{train}]") } else { train };
-            settings.set("data.train", train, name);
-            if let Some((name, split)) = self.find("data.split") {
+            settings.set("data.train", blend(&paths)?, name);
+            let valid = self.find("data.valid");
+            if let Some((name, split)) = self.find("data.split").filter(|_| valid.is_none()) {
                 settings.set("data.split", quoted(split.str()?), name);
+            }
+            if let Some((name, paths)) = valid {
+                settings.set("data.valid.valid", blend(&paths)?, name);
             }
         } else {
             let name = self.name("data.train");
             let from = format!("args has no {name}: name the datasets here");
             settings.set("data.train", "corpus", &from);
+        }
+        let masking = "data.inter_document_masking";
+        if self.is_set(masking) {
+            settings.set(masking, true, self.name(masking));
         }
         for key in ["data.eod.reset_positions", "data.eod.reset_attention", "data.eod.mask_loss"] {
             if self.is_set(key) {
@@ -397,6 +406,11 @@ impl<'t> Arguments<'t> {
         };
         let warmup = samples("lr.warmup_samples")?.unwrap_or(0);
         settings.set("lr.warmup_samples", warmup, self.name("lr.warmup_samples"));
+        if let Some((name, tokens)) = self.find("lr.warmup_tokens") {
+            let samples = tokens.count()? / self.count("model.seq_len")?.max(1);
+            let from = format!("{name} / {}", self.name("model.seq_len"));
+            settings.set("lr.warmup_samples", samples, &from);
+        }
         let end = "lr.decay.cosine.samples";
         let mut until = samples(end)?;
         let mut from = format!("{}, {}", self.name("lr.decay"), self.name(end));
@@ -409,24 +423,66 @@ impl<'t> Arguments<'t> {
         let style = style.map_or(Ok("linear"), |style| style.str())?.to_string();
         let decay = match (style.as_str(), until) {
             ("constant", _) => "constant".to_string(),
+            ("WSD", until) => self.stable_then_decay(until, global)?,
             ("linear" | "cosine", Some(until)) => format!("{{{style}: {{samples: {until}}}}}"),
             ("linear" | "cosine", None) => style,
             _ => {
                 let name = self.name("lr.decay");
-                return Err(
-                    self.unsupported(format!("args.{name} is {style}: not one of gptrain's"))
-                );
+                self.refuse_option(format!("args.{name} is {style}: not one of gptrain's"))?;
+                "constant".to_string()
             }
         };
         settings.set("lr.decay", decay, &from);
         settings.set("lr.counted", "before", "Megatron updates, then steps its schedule");
         Ok(())
     }
+
+    /// Decay of a flat schedule, whose end is at sample `until`.
+    fn stable_then_decay(&self, until: Option<u64>, global: u64) -> anyhow::Result<String> {
+        let style = "lr.decay.wsd";
+        if let Some((name, word)) = self.find(style)
+            && word.str()? != "linear"
+        {
+            self.refuse_option(format!(
+                "args.{name} is {word}: gptrain's decay at the end is a straight line"
+            ))?;
+        }
+        let key = "lr.decay.wsd.decay_samples";
+        let length = match (self.get(key), self.get(Dialect::Megatron.steps(key))) {
+            (Some(samples), _) => Some(samples.count()?),
+            (None, Some(steps)) => Some(steps.count()?.saturating_mul(global)),
+            (None, None) => None,
+        };
+        let lengths = [("decay_samples", length), ("samples", until)];
+        let lengths: Vec<String> = lengths
+            .iter()
+            .filter_map(|(key, length)| Some(format!("{key}: {}", (*length)?)))
+            .collect();
+        Ok(format!("{{wsd: {{{}}}}}", lengths.join(", ")))
+    }
 }
 
-/// Whether a value is this one, written as in JSON; of a list, every item.
+/// Names and weights of datasets as a list for the manifest; of one dataset, its name.
+fn blend(paths: &Value) -> anyhow::Result<String> {
+    let words = match paths.str() {
+        Ok(one) => one.split_whitespace().map(str::to_string).collect(),
+        Err(_) => texts(paths)?,
+    };
+    if let [one] = words.as_slice() {
+        return Ok(quoted(one));
+    }
+    let pairs = words.as_chunks::<2>().0;
+    let datasets: Vec<String> = pairs
+        .iter()
+        .map(|[weight, path]| format!("{{prefix: {}, weight: {weight}}}", quoted(path)))
+        .collect();
+    Ok(format!("[{}]", datasets.join(", ")))
+}
+
+/// Whether a value is this one, written as in JSON or as bare text; of a list, every item.
 fn equals(value: &Value, only: &str) -> bool {
     match value.node() {
+        Node::Str(text) => &**text == only,
         Node::Bool(flag) => flag.to_string() == only,
         Node::Int(_) | Node::Float(_) => only.parse().ok() == value.float().ok(),
         _ => value
@@ -455,4 +511,26 @@ fn texts(value: &Value) -> anyhow::Result<Vec<String>> {
             _ => Ok(item.str()?.to_string()),
         })
         .collect()
+}
+
+/// Arguments as a pickled dict, of `name=value` separated by spaces: numbers up to 255, True, text.
+#[cfg(test)]
+pub fn pickled_arguments(text: &str) -> super::super::torch::Tree {
+    let mut pickle = b"\x80\x02}(".to_vec();
+    let pairs = text
+        .split_whitespace()
+        .filter_map(|pair| pair.split_once('='));
+    for (name, value) in pairs {
+        pickle.extend([b"X", &(name.len() as u32).to_le_bytes()[..], name.as_bytes()].concat());
+        match value.parse::<u8>() {
+            Ok(number) => pickle.extend([b'K', number]),
+            Err(_) if value == "True" => pickle.push(0x88),
+            Err(_) => {
+                let len = (value.len() as u32).to_le_bytes();
+                pickle.extend([b"X", &len[..], value.as_bytes()].concat());
+            }
+        }
+    }
+    pickle.extend(b"u.");
+    super::super::torch::pickled(&pickle, "x").unwrap()
 }

@@ -1,11 +1,14 @@
 //! Distributed checkpoints of PyTorch as torchtitan and OLMo-core write them: `.metadata` and `__R_N.distcp`.
 //!
-//! The two have other names, and other settings in their files. torchtitan's queries and keys turn
-//! neighbouring columns, OLMo-core's turn halves of a head, as ours.
+//! The two have other names, and other settings in their files. Queries and keys of torchtitan's Llama turn
+//! neighbouring columns; those of its Qwen3, of transformers' models and of OLMo-core turn halves of a head,
+//! as ours. Names of other programs are a table that the user gives (`given`).
 
+mod given;
 mod groups;
 pub mod metadata;
 mod names;
+mod names_file;
 mod olmo;
 mod rectangles;
 mod titan;
@@ -20,7 +23,7 @@ use base::Problems;
 use groups::{AdamWNumbers, NumberGroups};
 use metadata::Metadata;
 use model::{Param, Weight};
-use names::{Names, OLMO, TITAN};
+use names::{Names, OLMO, TITAN, TRANSFORMERS};
 use rectangles::Entry;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -38,28 +41,13 @@ pub struct DcpFolder {
 pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
     let step = step_folder(from)?;
     let olmo = step.join(OLMO_MODEL).is_dir();
-    let names = if olmo { &OLMO } else { &TITAN };
     let dir = if olmo { step.join(OLMO_MODEL) } else { step.clone() };
     let meta = Metadata::read(&dir)?;
-    let embedding = &names.all(Weight::TokenEmbed, 0)[0];
-    let Some(prefix) = names
-        .prefixes
-        .iter()
-        .find(|prefix| meta.tensors.contains_key(&format!("{prefix}{embedding}")))
-    else {
-        let first = meta
-            .tensors
-            .keys()
-            .next()
-            .map_or("no tensor", String::as_str);
-        let trainer = names.trainer;
-        return Err(Problems::one(
-            meta.place(),
-            format!("has no {embedding}, but {first}: {trainer}'s Llama is read"),
-            "export the weights to Hugging Face's format and import those",
-        )
-        .into());
-    };
+    if let Some(file) = &choices.names {
+        return given::open(&step, meta, file, choices);
+    }
+    let known = if olmo { &[&OLMO][..] } else { &[&TITAN, &TRANSFORMERS] };
+    let (names, prefix) = find_names(&meta, known)?;
     let trainer = format!("{} (PyTorch distributed checkpoint)", names.trainer);
     let mut found = RunDescription::new(Format::PytorchDcp, trainer, &step);
     found.grid[2] = meta.writers();
@@ -85,7 +73,40 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
     Ok(run)
 }
 
+/// Trainer's names of the folder's tensors, and what is before them.
+fn find_names(
+    meta: &Metadata,
+    known: &[&'static Names],
+) -> anyhow::Result<(&'static Names, &'static str)> {
+    for names in known {
+        let embedding = &names.all(Weight::TokenEmbed, 0)[0];
+        let is_there = |prefix: &&&str| meta.tensors.contains_key(&format!("{prefix}{embedding}"));
+        if let Some(prefix) = names.prefixes.iter().find(is_there) {
+            return Ok((names, prefix));
+        }
+    }
+    let first = meta
+        .tensors
+        .keys()
+        .next()
+        .map_or("no tensor", String::as_str);
+    let embedding = &known[0].all(Weight::TokenEmbed, 0)[0];
+    let trainer = known[0].trainer;
+    Err(Problems::one(
+        meta.place(),
+        format!("has no {embedding}, but {first}: {trainer}'s Llama and Qwen3 are read"),
+        "say what its tensors are: --names FILE (docs/import.md), or export the weights to Hugging Face's \
+         format and import those",
+    )
+    .into())
+}
+
 impl DcpFolder {
+    /// Whether queries and keys have norms, as in Qwen3.
+    fn has_qk_norm(&self) -> bool {
+        self.entry(&self.names.all(Weight::QNorm, 0)).is_some()
+    }
+
     /// The model's tensor of one of these names.
     fn entry(&self, names: &[String]) -> Option<&Entry> {
         names

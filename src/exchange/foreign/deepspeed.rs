@@ -10,7 +10,6 @@ pub mod zero3;
 
 use super::super::torch::Value;
 use super::arguments::Arguments;
-use base::Problems;
 use std::ops::Range;
 
 /// The order of samples.
@@ -20,7 +19,7 @@ const RULE: &str = "megatron-deepspeed";
 type FlatGroup = Vec<(String, Vec<usize>)>;
 
 /// An error about options that this trainer's folders are not read with.
-fn refuse(args: &Arguments) -> Result<(), Problems> {
+fn refuse(args: &Arguments) -> anyhow::Result<()> {
     args.refuse(&[
         ("swiglu", "SwiGLU in this folder is not read yet"),
         ("add_position_embedding_type", "this position embedding is not one of gptrain's"),

@@ -13,6 +13,7 @@ pub const OLMO_MODEL: &str = "model_and_optim";
 pub enum Format {
     Gptrain,
     HuggingFace,
+    HfTrainer,
     MegatronDeepSpeed,
     DeepSpeedZero3,
     DeepSpeedUniversal,
@@ -23,9 +24,10 @@ pub enum Format {
 
 impl Format {
     /// Every format with its name on the command line and its name in messages.
-    pub const ALL: [(Format, &'static str, &'static str); 8] = [
+    pub const ALL: [(Format, &'static str, &'static str); 9] = [
         (Format::Gptrain, "gptrain", "gptrain"),
         (Format::HuggingFace, "hf", "Hugging Face"),
+        (Format::HfTrainer, "hf-trainer", "Hugging Face's Trainer"),
         (Format::MegatronDeepSpeed, "megatron-deepspeed", "Megatron-DeepSpeed"),
         (Format::DeepSpeedZero3, "deepspeed-zero3", "DeepSpeed ZeRO-3"),
         (Format::DeepSpeedUniversal, "deepspeed-universal", "DeepSpeed universal"),
@@ -59,7 +61,8 @@ pub fn detect(from: &Path) -> anyhow::Result<Format> {
         return Ok(Format::PytorchDcp);
     }
     if has("config.json") {
-        return Ok(Format::HuggingFace);
+        let states = has("optimizer.pt") && has("trainer_state.json");
+        return Ok(if states { Format::HfTrainer } else { Format::HuggingFace });
     }
     if has(".metadata") || has("metadata.json") {
         let megatron = has("metadata.json") || has("common.pt");
@@ -103,9 +106,12 @@ fn newest(from: &Path, names: &[String]) -> anyhow::Result<Option<PathBuf>> {
         .into_iter()
         .find(|file| names.iter().any(|name| name == file))
     else {
-        // torchtitan: step-N for each step, and no file that names the newest; OLMo-core: stepN.
+        // torchtitan: step-N for each step, and no file that names the newest; OLMo-core: stepN; the
+        // Trainer: checkpoint-N.
         let step = |name: &String| {
-            let number = name.strip_prefix("step")?;
+            let number = name
+                .strip_prefix("step")
+                .or(name.strip_prefix("checkpoint"))?;
             number
                 .strip_prefix('-')
                 .unwrap_or(number)
@@ -116,7 +122,9 @@ fn newest(from: &Path, names: &[String]) -> anyhow::Result<Option<PathBuf>> {
             .iter()
             .filter(|name| {
                 let step = from.join(name);
-                step.join(".metadata").exists() || step.join(OLMO_MODEL).join(".metadata").exists()
+                step.join(".metadata").exists()
+                    || step.join(OLMO_MODEL).join(".metadata").exists()
+                    || step.join("trainer_state.json").exists()
             })
             .filter_map(|name| Some((step(name)?, name)));
         return Ok(steps.max().map(|(_, name)| from.join(name)));

@@ -15,11 +15,10 @@ use super::arguments::Arguments;
 use super::compare::Comparison;
 use super::dcp::metadata::Metadata;
 use super::detect::{Format, step_folder};
-use super::megatron::files::topology;
 use super::megatron::names::{Layers, dist_name};
 use super::megatron::states::{groups, inner, loss_scale, rate, updates_of};
 use super::run::{ForeignRun, Layout, ParamTable, PartReader, Piece, Put, Source, Stored};
-use super::topology::set_said_split;
+use super::topology::{set_grid, set_replicas, set_said_split};
 use super::{AdamState, Choices, RunDescription};
 use anyhow::Context;
 use base::{Problems, input};
@@ -47,7 +46,8 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
     let meta = Metadata::read(&dir)?;
     let common = open_common(&dir, &meta)?;
     let root = common_root(&common)?;
-    let args = Arguments::new(root.need("args")?, common.place().to_string(), "mcore");
+    let place = common.place().to_string();
+    let args = Arguments::new(root.need("args")?, place, "mcore", choices);
     args.refuse(&[])?;
     let mut found = RunDescription::new(Format::MegatronDist, "Megatron-Core (torch_dist)", &dir)
         .with_args(&root, &args)?;
@@ -55,7 +55,8 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
     for (ranks, key) in found.grid.iter_mut().zip(sizes) {
         *ranks = args.optional_count(key)?.unwrap_or(1) as usize;
     }
-    topology(&mut found.settings, &args, [found.grid[0], found.grid[1]])?;
+    set_grid(&mut found.settings, &args, [found.grid[0], found.grid[1]]);
+    set_replicas(&mut found.settings, &args)?;
     let layers = args.count("model.layers")? as usize;
     set_said_split(&mut found.settings, &args, layers, found.grid[1])?;
     found.lr = rate(&common, &groups(&root)?).unwrap_or(0.0);

@@ -21,10 +21,10 @@ use super::super::torch::{TorchFile, Value};
 use super::arguments::Arguments;
 use super::detect::{Format, step_folder};
 use super::run::{ForeignRun, Layout, ParamTable, PartReader, Put, Rows, Source, Stored};
-use super::topology::set_counted_split;
+use super::topology::{set_counted_split, set_grid, set_replicas};
 use super::{AdamState, Choices, Opened, RunDescription, same_step, same_updates};
 use crate::tensor_part::ParamKey;
-use files::{files, grid, topology};
+use files::{files, grid};
 use rank::{Rank, States, stage_entries};
 use states::{PlainOptimizer, groups, loss_scale, rate, updates_of};
 use std::collections::BTreeMap;
@@ -57,7 +57,7 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
     let root = main.root();
     let core = has_core_names(&root)?;
     let rule = if core { "mcore" } else { "megatron-deepspeed" };
-    let args = Arguments::new(root.need("args")?, files[0][0].display().to_string(), rule);
+    let args = Arguments::new(root.need("args")?, files[0][0].display().to_string(), rule, choices);
     args.refuse(&[])?;
     grid(&args, &files)?;
     let trainer = format!("Megatron-LM ({})", if core { "core" } else { "before core" });
@@ -65,7 +65,8 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
         RunDescription::new(Format::MegatronLegacy, trainer, &dir).with_args(&root, &args)?;
     let ranks = files[0].len();
     let stages = files.len();
-    topology(&mut found.settings, &args, [ranks, stages])?;
+    set_grid(&mut found.settings, &args, [ranks, stages]);
+    set_replicas(&mut found.settings, &args)?;
     let replicas = args.count("topology.data").unwrap_or(1) as usize;
     found.grid = [ranks, stages, replicas];
     found.loss_scale = loss_scale(&main, &root)?;
@@ -171,15 +172,16 @@ fn number_blocks(
             args.name("model.layers")
         )));
     }
-    let mut split = vec![0; stages];
+    let chunks = 1 + counts.keys().map(|(chunk, _)| *chunk).max().unwrap_or(0);
+    let mut parts = vec![0; chunks * stages];
     let mut first = BTreeMap::new();
     let mut next = 0;
     for ((chunk, stage), count) in counts {
-        split[stage] += count;
+        parts[chunk * stages + stage] = count;
         first.insert((chunk, stage), next);
         next += count;
     }
-    set_counted_split(&mut found.settings, args, &split);
+    set_counted_split(&mut found.settings, args, &parts, stages);
     let mut table = ParamTable::default();
     for StageParam { chunk, key: (weight, layer), source } in params {
         let begin = first.get(&(chunk, source.stage)).copied().unwrap_or(0);

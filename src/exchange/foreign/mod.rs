@@ -12,12 +12,13 @@
 //! | `replica_merger` | merges the copies that tensor ranks hold of one parameter |
 //! | `deepspeed` | reader of Megatron-DeepSpeed's folders: ZeRO-1, ZeRO-3, universal |
 //! | `megatron` | reader of Megatron-LM's folders (mp_rank_TT_PPP), and Megatron's names |
-//! | `dcp` | distributed checkpoints of PyTorch: the container, torchtitan and OLMo-core |
+//! | `dcp` | distributed checkpoints of PyTorch: the container, torchtitan, OLMo-core, names of the user |
 //! | `dist` | distributed checkpoints of Megatron-Core (torch_dist) |
 //! | `export` | writes Megatron-LM's folder and DeepSpeed's universal one from a checkpoint |
 //!
 //! A new format is a file with two things: `open`, which makes the table of its tensors, and a `PartReader`.
-//! A trainer that writes PyTorch's distributed checkpoints is a table of names in `dcp`.
+//! A trainer that writes PyTorch's distributed checkpoints is a table of names in `dcp`. Checkpoints of
+//! Hugging Face's Trainer, whose tensors are those of `hf`, are read by `source::trainer`.
 //!
 //! A parameter is assembled whole in host memory, one state at a time: memory is bounded by the
 //! largest parameter, not by the model.
@@ -38,9 +39,12 @@ mod settings;
 mod topology;
 
 pub use detect::{Format, detect};
+pub(crate) use detect::{list_names, step_folder};
 pub use export::{MegatronExport, UniversalExport, Written};
 pub use run::ForeignRun;
 pub use settings::{Row, Settings, Wanted, asked};
+pub(crate) use settings::{number, wanted};
+pub use topology::keep_asked_stages;
 
 use super::torch::Value;
 use arguments::Arguments;
@@ -153,6 +157,10 @@ pub struct Choices {
     /// Folder of the new run, if one is made.
     pub run: Option<PathBuf>,
     pub needed: Needed,
+    /// Table of the names of a distributed checkpoint's tensors, of a program that is not known.
+    pub names: Option<PathBuf>,
+    /// Whether options that an import refuses are recorded in the description, for a dry import.
+    pub dry: bool,
 }
 
 /// Settings that have to be known. Others that the files do not have get an example.
@@ -212,6 +220,8 @@ pub struct RunDescription {
     pub wanted: Vec<Wanted>,
     /// Arguments without a setting.
     pub ignored: Vec<String>,
+    /// Options that an import refuses; empty unless `Choices::dry`.
+    pub refusals: Problems,
     /// Notes for the user.
     pub notes: Vec<String>,
 }
@@ -234,6 +244,7 @@ impl RunDescription {
             without_states: None,
             wanted: Vec::new(),
             ignored: Vec::new(),
+            refusals: Problems::default(),
             notes: Vec::new(),
         }
     }
@@ -286,14 +297,14 @@ impl RunDescription {
     }
 
     /// Notes that AdamW restarts, and why.
-    fn restart_optimizer(&mut self, why: String) {
+    pub(crate) fn restart_optimizer(&mut self, why: String) {
         self.notes
             .push(format!("AdamW begins again: its states are not read ({why})"));
         self.without_states = Some(why);
     }
 
     /// Notes the difference between Adam's count and the steps.
-    fn note_updates(&mut self) {
+    pub(crate) fn note_updates(&mut self) {
         let step = self.step;
         let updates = self.updates;
         if updates > step {
@@ -333,7 +344,7 @@ fn read(from: &Path, format: Format, choices: &Choices) -> anyhow::Result<Foreig
         Format::MegatronLegacy => megatron::open(from, choices),
         Format::MegatronDist => dist::open(from, choices),
         Format::PytorchDcp => dcp::open(from, choices),
-        Format::Gptrain => Err(Problems::one(
+        Format::Gptrain | Format::HfTrainer => Err(Problems::one(
             from.display().to_string(),
             "is read as another trainer's folder, and gptrain is not another",
             "leave --format out",

@@ -50,6 +50,10 @@ pub enum Piece {
     Half(usize),
     /// Queries 0, keys 1, values 2.
     Kind(usize),
+    /// SwiGLU's gates, then its values.
+    Halves,
+    /// All queries, then all keys, then all values.
+    Kinds,
 }
 
 /// A tensor that holds a parameter, or a piece of it.
@@ -240,6 +244,7 @@ impl ForeignRun {
             original < rows && (choices.mask_padding || self.is_untrained(&embedding, original)?);
         self.found.vocabulary([original, rows], args, strip)?;
         self.found.ignored = args.ignored();
+        self.found.refusals = args.refusals();
         Ok(self)
     }
 
@@ -313,13 +318,18 @@ impl ForeignRun {
                 let [gates, values] = gates_values(0..rows);
                 TensorPart::from_rows(if half == 0 { gates } else { values }, cols)
             }
-            (Piece::Kind(kind), _) => {
+            (Piece::Halves, _) => TensorPart::from_rows(gates_values(0..rows).concat(), cols),
+            (Piece::Kind(_) | Piece::Kinds, _) => {
                 let pairs = match self.layout.fused {
                     Fused::Heads(pairs) => pairs,
                     _ => Pairs::Halves,
                 };
                 let kinds = queries_keys_values(model.heads(), pairs);
-                TensorPart::from_rows(kinds[kind].clone(), cols)
+                let rows = match piece {
+                    Piece::Kind(kind) => kinds[kind].clone(),
+                    _ => kinds.concat(),
+                };
+                TensorPart::from_rows(rows, cols)
             }
             (Piece::All, Weight::QkvW | Weight::QkvB) => {
                 TensorPart::for_fused(model.heads(), cols, ranks, self.layout.fused)
@@ -467,7 +477,7 @@ fn are_whole(stored: &[&Stored]) -> bool {
     pieces.sort();
     matches!(
         pieces[..],
-        [Piece::All]
+        [Piece::All | Piece::Halves | Piece::Kinds]
             | [Piece::Half(0), Piece::Half(1)]
             | [Piece::Kind(0), Piece::Kind(1), Piece::Kind(2)]
     )

@@ -47,6 +47,7 @@ const WANTED: &[(&str, &str)] = &[
     ("model.seq_len", "4096"),
     ("model.position.rope.theta", "500000"),
     ("batch.global", "512"),
+    ("lr.peak", "3e-4"),
     ("lr.warmup_samples", "102400"),
     ("lr.decay", "cosine"),
     ("train.steps", "10000"),
@@ -60,18 +61,28 @@ pub fn wanted(
     settings: &Settings,
     sets: &[String],
 ) -> Vec<Wanted> {
+    wanted_settings(settings, sets, |key| {
+        let Some(row) = dialect.row(key) else { return "not in its files".to_string() };
+        let names = dialect.names(key).join(" or ");
+        let unit = if row.unit.is_empty() { "" } else { " × batch.global" };
+        match row.remark(dialect) {
+            "" => format!("{trainer}'s {names}{unit}"),
+            remark => format!("{trainer}'s {names}{unit}, {remark}"),
+        }
+    })
+}
+
+/// The same, with `name`'s words for the other program's name of a setting.
+pub fn wanted_settings(
+    settings: &Settings,
+    sets: &[String],
+    name: impl Fn(&str) -> String,
+) -> Vec<Wanted> {
     let mut wanted = Vec::new();
     for (key, example) in WANTED {
-        let why = match dialect.row(key).filter(|_| *key != "data.train") {
-            None => "the datasets: see docs/data.md".to_string(),
-            Some(row) => {
-                let names = dialect.names(key).join(" or ");
-                let unit = if row.unit.is_empty() { "" } else { " × batch.global" };
-                match row.remark(dialect) {
-                    "" => format!("{trainer}'s {names}{unit}"),
-                    remark => format!("{trainer}'s {names}{unit}, {remark}"),
-                }
-            }
+        let why = match *key {
+            "data.train" => "the datasets: see docs/data.md".to_string(),
+            key => name(key),
         };
         let row = Wanted { key, why, example };
         if settings.get(key).is_none() && !row.is_in(sets) {
@@ -101,6 +112,10 @@ impl Settings {
             Some(known) => *known = row,
             None => self.0.push(row),
         }
+    }
+
+    pub fn remove(&mut self, key: &str) {
+        self.0.retain(|row| row.key != key);
     }
 
     pub fn get(&self, key: &str) -> Option<&str> {

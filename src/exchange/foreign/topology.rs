@@ -1,18 +1,92 @@
-//! The other run's pipeline stages as `topology.layer_split`, from the layers that each stage has.
+//! The other run's grid as section `topology`: sizes, what its arguments say of them, and the layers of its
+//! pipeline stages as `topology.layer_split`.
 
 use super::arguments::Arguments;
-use super::settings::Settings;
+use super::settings::{Settings, asked};
 use plan::split;
 
-const KEY: &str = "topology.layer_split";
+const SPLIT: &str = "topology.layer_split";
+const SCHEDULE: &str = "topology.schedule";
+const CHUNKS: &str = "topology.chunks";
 /// DeepSpeed's argument: the layers that its balance counts.
 const METHOD: &str = "pp_partition_method";
+/// Megatron-Core's arguments, with their names of former versions.
+const FIRST: [&str; 2] =
+    ["decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage"];
+const LAST: [&str; 2] = ["decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage"];
+const LAYOUT: &str = "pipeline_model_parallel_layout";
+const EMBEDDING: &str = "account_for_embedding_in_pipeline_split";
+const LOSS: &str = "account_for_loss_in_pipeline_split";
 /// Layers of a model, at most.
 const MAX_LAYERS: usize = 1 << 20;
+/// Letters of a layout, at most.
+const MAX_LETTERS: usize = 1 << 16;
 
-/// Sets the split of the layers: `layers` has their number in each stage of the files.
-pub fn set_counted_split(settings: &mut Settings, args: &Arguments, layers: &[usize]) {
-    set_split(settings, args, layers, "layers of the stages' files");
+/// Sets the tensor and pipeline ranks, and how they divide the work.
+pub fn set_grid(settings: &mut Settings, args: &Arguments, [tensor, pipeline]: [usize; 2]) {
+    settings.set("topology.tensor", tensor, args.name("topology.tensor"));
+    settings.set("topology.pipeline", pipeline, args.name("topology.pipeline"));
+    let sequence = "topology.sequence_parallel";
+    if args.is_set(sequence) && tensor > 1 {
+        settings.set(sequence, true, args.name(sequence));
+    }
+    let recompute = "topology.recompute";
+    if let Some((name, value)) = args.given(recompute) {
+        let selective = value.str().is_ok_and(|word| word == "selective");
+        settings.set(recompute, if selective { "selective" } else { "full" }, name);
+    }
+    if let Some((name, _)) = args.given("topology.offload.what") {
+        settings.set("topology.offload.what", "optimizer", name);
+    }
+}
+
+/// Sets the replicas, if the arguments have their number, and what they share.
+pub fn set_replicas(settings: &mut Settings, args: &Arguments) -> anyhow::Result<()> {
+    let Some(data) = args.optional_count("topology.data")? else { return Ok(()) };
+    settings.set("topology.data", data, args.name("topology.data"));
+    // gptrain's stages share nothing but the optimizer's states.
+    let whole = settings
+        .get("topology.pipeline")
+        .is_none_or(|stages| stages == "1");
+    for (zero, possible) in [("3", whole), ("1", true)] {
+        let given = args
+            .given(&format!("topology.zero: {zero}"))
+            .map(|(name, _)| name.to_string());
+        if let Some(name) = given.filter(|_| data > 1 && possible) {
+            settings.set("topology.zero", zero, &name);
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Removes what the files say of their stages if the user asks for another number of them, or for a
+/// schedule without chunks.
+pub fn keep_asked_stages(settings: &mut Settings, sets: &[String]) {
+    let stages = asked(sets, "topology.pipeline").map(|_| "--set topology.pipeline");
+    let schedule = asked(sets, SCHEDULE).filter(|schedule| *schedule != "interleaved");
+    let chunked = settings.get(CHUNKS).is_some();
+    let schedule = schedule
+        .filter(|_| chunked)
+        .map(|_| "--set topology.schedule");
+    let Some(source) = stages.or(schedule) else { return };
+    if settings.get(SPLIT).is_some() {
+        settings.set(SPLIT, "balanced", source);
+    }
+    for key in [SCHEDULE, CHUNKS, "topology.overlap_p2p"] {
+        settings.remove(key);
+    }
+}
+
+/// Sets the split of the layers. `parts` has the layers of each chunk of each stage of the files, chunk 0
+/// of all stages first.
+pub fn set_counted_split(
+    settings: &mut Settings,
+    args: &Arguments,
+    parts: &[usize],
+    stages: usize,
+) {
+    set_split(settings, args, parts, stages, "layers of the stages' files");
 }
 
 /// Sets the split of `layers` layers by the arguments that give each stage a number of them.
@@ -22,45 +96,95 @@ pub fn set_said_split(
     layers: usize,
     stages: usize,
 ) -> anyhow::Result<()> {
-    match said_layers(args, layers, stages)? {
-        Some((sizes, from)) => set_split(settings, args, &sizes, from),
-        None if stages < 2 || layers.is_multiple_of(stages) => {}
-        // DeepSpeed's stages, whose files the folder does not have, or a layout in letters.
-        None if counts_ends(args) && (layers + 2).is_multiple_of(stages) => {
-            settings.set(KEY, "transformer_and_embedding", METHOD);
+    if stages < 2 || stages > layers || layers > MAX_LAYERS {
+        return Ok(());
+    }
+    let chunks = said_chunks(args)?
+        .filter(|chunks| *chunks <= layers / stages)
+        .unwrap_or(1);
+    match said_layers(args, layers, stages, chunks)? {
+        Some((parts, from)) => set_split(settings, args, &parts, stages, &from),
+        None if layers.is_multiple_of(stages * chunks) => {
+            let parts = vec![layers / (stages * chunks); stages * chunks];
+            set_split(settings, args, &parts, stages, args.name(CHUNKS));
         }
-        None => settings.set(KEY, "balanced", "the stages have different numbers of layers"),
+        // DeepSpeed's stages, whose files the folder does not have.
+        None if counts_ends(args) && (layers + 2).is_multiple_of(stages) => {
+            settings.set(SPLIT, "transformer_and_embedding", METHOD);
+        }
+        None => settings.set(SPLIT, "balanced", "the stages have different numbers of layers"),
     }
     Ok(())
 }
 
-fn set_split(settings: &mut Settings, args: &Arguments, layers: &[usize], from: &str) {
-    let stages = layers.len();
-    let all: usize = layers.iter().sum();
-    let is = |parts: Vec<std::ops::Range<usize>>| {
-        parts
-            .iter()
-            .map(|part| part.len())
-            .eq(layers.iter().copied())
-    };
+fn set_split(
+    settings: &mut Settings,
+    args: &Arguments,
+    parts: &[usize],
+    stages: usize,
+    from: &str,
+) {
     if stages < 2 {
         return;
     }
-    let even = all.is_multiple_of(stages) && is(split::uniform(all, stages));
-    let ends = (all + 2).is_multiple_of(stages) && is(split::with_ends(all, stages));
+    let chunks = parts.len() / stages;
+    let mut sizes = parts.to_vec();
+    if chunks > 1 && !parts.contains(&0) && takes_groups(settings, stages) {
+        settings.set(SCHEDULE, "interleaved", args.name(CHUNKS));
+        settings.set(CHUNKS, chunks, args.name(CHUNKS));
+        let overlap = "topology.overlap_p2p";
+        if args.is_set(overlap) {
+            settings.set(overlap, true, args.name(overlap));
+        }
+    } else {
+        sizes = (0..stages)
+            .map(|stage| parts.iter().skip(stage).step_by(stages).sum())
+            .collect();
+    }
+    let count = sizes.len();
+    let all: usize = sizes.iter().sum();
+    let is = |ranges: Vec<std::ops::Range<usize>>| {
+        ranges
+            .iter()
+            .map(|range| range.len())
+            .eq(sizes.iter().copied())
+    };
+    let even = all.is_multiple_of(count) && is(split::uniform(all, count));
+    let ends = (all + 2).is_multiple_of(count) && is(split::with_ends(all, count));
     match (even, ends) {
         (true, true) if counts_ends(args) => {
-            settings.set(KEY, "transformer_and_embedding", METHOD);
+            settings.set(SPLIT, "transformer_and_embedding", METHOD);
         }
         (true, _) => {}
-        (false, true) => settings.set(KEY, "transformer_and_embedding", from),
+        (false, true) => settings.set(SPLIT, "transformer_and_embedding", from),
         // gptrain's stages have a layer each.
-        (false, false) if layers.contains(&0) => settings.set(KEY, "balanced", from),
+        (false, false) if sizes.contains(&0) => settings.set(SPLIT, "balanced", from),
         (false, false) => {
-            let sizes: Vec<String> = layers.iter().map(usize::to_string).collect();
-            settings.set(KEY, format!("[{}]", sizes.join(", ")), from);
+            let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
+            settings.set(SPLIT, format!("[{}]", sizes.join(", ")), from);
         }
     }
+}
+
+/// Whether every batch of the run is in groups of a micro-batch for each stage, which the interleaved
+/// schedule takes.
+fn takes_groups(settings: &Settings, stages: usize) -> bool {
+    let count = |key: &str| settings.get(key)?.parse::<usize>().ok();
+    let replicas = count("topology.data").unwrap_or(1);
+    let group = count("batch.micro")
+        .unwrap_or(1)
+        .saturating_mul(replicas)
+        .saturating_mul(stages);
+    let ramp = settings.get("batch.ramp_up").unwrap_or_default();
+    // Start and increment of the ramp; the samples that it takes do not matter.
+    let sizes = ramp
+        .split_whitespace()
+        .take(2)
+        .filter_map(|size| size.parse::<usize>().ok());
+    count("batch.global")
+        .into_iter()
+        .chain(sizes)
+        .all(|size| size.is_multiple_of(group))
 }
 
 /// Whether DeepSpeed counted embedding and head as layers.
@@ -73,96 +197,164 @@ fn counts_ends(args: &Arguments) -> bool {
     })
 }
 
-/// Layers of each stage by Megatron-Core's arguments, and the arguments; None if they say nothing of it.
+/// Chunks of each stage, if the arguments have their number.
+fn said_chunks(args: &Arguments) -> anyhow::Result<Option<usize>> {
+    let chunks = args.optional_count(CHUNKS)?;
+    Ok(chunks
+        .map(|chunks| chunks as usize)
+        .filter(|chunks| (2..=MAX_LAYERS).contains(chunks)))
+}
+
+/// Layers of each chunk of each stage by Megatron-Core's arguments, and the arguments; None if they say
+/// nothing of it.
 fn said_layers(
     args: &Arguments,
     layers: usize,
     stages: usize,
-) -> anyhow::Result<Option<(Vec<usize>, &'static str)>> {
-    let given = |name: &str| anyhow::Ok(args.optional_count(name)?.map(|count| count as usize));
-    let first = given("decoder_first_pipeline_num_layers")?;
-    let last = given("decoder_last_pipeline_num_layers")?;
-    let embedding = usize::from(args.is_set("account_for_embedding_in_pipeline_split"));
-    let loss = usize::from(args.is_set("account_for_loss_in_pipeline_split"));
-    let (sizes, from) = if stages < 2 || stages > layers || layers > MAX_LAYERS {
-        return Ok(None);
-    } else if first.is_some() || last.is_some() {
-        let free = stages - [first, last].iter().flatten().count();
-        let rest = layers.saturating_sub(first.unwrap_or(0).saturating_add(last.unwrap_or(0)));
-        let mut sizes = vec![rest / free.max(1); stages];
-        sizes[0] = first.unwrap_or(sizes[0]);
-        sizes[stages - 1] = last.unwrap_or(sizes[stages - 1]);
-        (sizes, "decoder_first_pipeline_num_layers, decoder_last_pipeline_num_layers")
+    chunks: usize,
+) -> anyhow::Result<Option<(Vec<usize>, String)>> {
+    if let Some(layout) = args.get(LAYOUT) {
+        // Text, or the object that Megatron makes of it.
+        let layout = layout.some("input_data").unwrap_or(layout);
+        return layout_layers(args, layout.str()?, layers, stages);
+    }
+    let given = |names: [&'static str; 2]| {
+        let name = names.into_iter().find(|name| args.get(name).is_some());
+        let Some(name) = name else { return anyhow::Ok(None) };
+        Ok(args
+            .optional_count(name)?
+            .map(|count| (name, count as usize)))
+    };
+    let first = given(FIRST)?;
+    let last = given(LAST)?;
+    let embedding = usize::from(args.is_set(EMBEDDING));
+    let loss = usize::from(args.is_set(LOSS));
+    let mut parts;
+    let from;
+    if first.is_some() || last.is_some() {
+        let names: Vec<&str> = [first, last]
+            .into_iter()
+            .flatten()
+            .map(|(name, _)| name)
+            .collect();
+        from = names.join(", ");
+        let ends = [first, last].map(|end| end.map(|(_, count)| count));
+        parts = with_end_sizes(ends, layers, stages, chunks);
     } else if embedding + loss > 0 {
-        let mut sizes = vec![(layers + embedding + loss) / stages; stages];
-        sizes[0] -= embedding;
-        sizes[stages - 1] -= loss;
-        (sizes, "account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split")
+        parts = vec![(layers + embedding + loss) / (stages * chunks); stages * chunks];
+        parts[0] = parts[0].saturating_sub(embedding);
+        let end = parts.len() - 1;
+        parts[end] = parts[end].saturating_sub(loss);
+        let names = [(EMBEDDING, embedding), (LOSS, loss)];
+        let set: Vec<&str> = names
+            .into_iter()
+            .filter(|(_, count)| *count > 0)
+            .map(|(name, _)| name)
+            .collect();
+        from = set.join(", ");
     } else {
         return Ok(None);
-    };
-    if sizes
-        .iter()
-        .fold(0usize, |sum, size| sum.saturating_add(*size))
-        != layers
-    {
-        return Err(args.problem(format!(
-            "args.{from} do not divide {} {layers} among {stages} stages",
-            args.name("model.layers")
-        )));
     }
-    Ok(Some((sizes, from)))
+    let held = parts
+        .iter()
+        .fold(0usize, |sum, size| sum.saturating_add(*size));
+    if held == layers {
+        return Ok(Some((parts, from)));
+    }
+    let cut = if chunks > 1 { format!(" of {chunks} chunks") } else { String::new() };
+    Err(args.problem(format!(
+        "args.{from} do not divide {} {layers} among {stages} stages{cut}",
+        args.name("model.layers")
+    )))
+}
+
+/// Layers of the parts if the first and the last stage have a number of their own.
+fn with_end_sizes(
+    [first, last]: [Option<usize>; 2],
+    layers: usize,
+    stages: usize,
+    chunks: usize,
+) -> Vec<usize> {
+    let free = stages - [first, last].iter().flatten().count();
+    let rest = layers.saturating_sub(first.unwrap_or(0).saturating_add(last.unwrap_or(0)));
+    let mut sizes = vec![rest / free.max(1); stages];
+    sizes[0] = first.unwrap_or(sizes[0]);
+    sizes[stages - 1] = last.unwrap_or(sizes[stages - 1]);
+    // Every chunk of a stage has the same share of its layers.
+    let shares = sizes.iter().map(|size| size / chunks);
+    shares.collect::<Vec<usize>>().repeat(chunks)
+}
+
+/// Layers of the parts of a layout in letters, `Et*3|(tt|)*29,m|L`: E the embedding, t a layer, L the loss.
+fn layout_layers(
+    args: &Arguments,
+    layout: &str,
+    layers: usize,
+    stages: usize,
+) -> anyhow::Result<Option<(Vec<usize>, String)>> {
+    let parts = expand(layout).map(|letters| {
+        let part = |letters: &str| letters.chars().filter(|letter| *letter == 't').count();
+        letters.split('|').map(part).collect::<Vec<usize>>()
+    });
+    match parts {
+        Some(parts)
+            if parts.len().is_multiple_of(stages) && parts.iter().sum::<usize>() == layers =>
+        {
+            Ok(Some((parts, LAYOUT.to_string())))
+        }
+        _ => Err(args.problem(format!(
+            "args.{LAYOUT} {:?} does not divide {} {layers} among {stages} stages",
+            layout.chars().take(60).collect::<String>(),
+            args.name("model.layers")
+        ))),
+    }
+}
+
+/// A layout without its repetitions, first `(…)*n`, then of one letter; None if it is not one.
+fn expand(layout: &str) -> Option<String> {
+    let mut whole = String::new();
+    let mut rest = layout;
+    while let Some((before, after)) = rest.split_once('(') {
+        let (group, after) = after.split_once(')')?;
+        let (count, after) = times(after)?;
+        whole.push_str(before);
+        if whole.len() + group.len().saturating_mul(count) > MAX_LETTERS {
+            return None;
+        }
+        whole.push_str(&group.repeat(count));
+        rest = after;
+    }
+    whole.push_str(rest);
+    let mut letters = String::new();
+    let mut rest = whole.as_str();
+    while let Some(letter) = rest.chars().next() {
+        rest = &rest[letter.len_utf8()..];
+        let count = if rest.starts_with('*') {
+            let (count, after) = times(rest)?;
+            rest = after;
+            count
+        } else {
+            1
+        };
+        match letter {
+            ',' => {}
+            'E' | 'L' | 't' | '|' if letters.len().saturating_add(count) <= MAX_LETTERS => {
+                letters.extend(std::iter::repeat_n(letter, count));
+            }
+            _ => return None,
+        }
+    }
+    Some(letters)
+}
+
+/// The number of `*n` at the start of a text, and the text after it.
+fn times(text: &str) -> Option<(usize, &str)> {
+    let digits = text.strip_prefix('*')?;
+    let end = digits
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(digits.len());
+    Some((digits[..end].parse().ok()?, &digits[end..]))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::super::torch::pickled;
-    use super::*;
-
-    /// Arguments in a pickled dict.
-    fn split(text: &str, layers: usize, stages: usize) -> Result<Option<String>, String> {
-        let mut pickle = b"\x80\x02}(".to_vec();
-        for (name, value) in text
-            .split_whitespace()
-            .filter_map(|pair| pair.split_once('='))
-        {
-            pickle.extend([b"X", &(name.len() as u32).to_le_bytes()[..], name.as_bytes()].concat());
-            match value.parse::<u8>() {
-                Ok(number) => pickle.extend([b'K', number]),
-                Err(_) if value == "True" => pickle.push(0x88),
-                Err(_) => {
-                    let len = (value.len() as u32).to_le_bytes();
-                    pickle.extend([b"X", &len[..], value.as_bytes()].concat());
-                }
-            }
-        }
-        pickle.extend(b"u.");
-        let tree = pickled(&pickle, "x").unwrap();
-        let args = Arguments::new(tree.root(), "x".into(), "mcore");
-        let mut settings = Settings::default();
-        set_said_split(&mut settings, &args, layers, stages).map_err(|error| error.to_string())?;
-        Ok(settings.get(KEY).map(str::to_string))
-    }
-
-    #[test]
-    fn arguments_say_how_many_layers_the_stages_have() {
-        let said = |text, layers, stages| split(text, layers, stages).unwrap();
-        assert_eq!(said("", 4, 2), None);
-        assert_eq!(said("", 3, 2).as_deref(), Some("balanced"));
-        let first = "decoder_first_pipeline_num_layers=2";
-        assert_eq!(said(first, 4, 3).as_deref(), Some("[2, 1, 1]"));
-        assert_eq!(said(first, 4, 2), None);
-        let both = format!("{first} decoder_last_pipeline_num_layers=1");
-        assert_eq!(said(&both, 9, 4).as_deref(), Some("[2, 3, 3, 1]"));
-        assert_eq!(said(&both, 3, 2).as_deref(), Some("[2, 1]"));
-        let embedding = "account_for_embedding_in_pipeline_split=True";
-        assert_eq!(said(embedding, 5, 2).as_deref(), Some("[2, 3]"));
-        let ends = format!("{embedding} account_for_loss_in_pipeline_split=True");
-        assert_eq!(said(&ends, 10, 3).as_deref(), Some("transformer_and_embedding"));
-        let method = "pp_partition_method=type:transformer|embedding";
-        assert_eq!(said(method, 10, 3).as_deref(), Some("transformer_and_embedding"));
-        let wrong = split(first, 5, 3).unwrap_err();
-        assert!(wrong.contains("do not divide"), "{wrong}");
-        assert!(split("decoder_first_pipeline_num_layers=9", 4, 2).is_err());
-    }
-}
+mod tests;

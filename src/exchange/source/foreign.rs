@@ -2,16 +2,15 @@
 
 use super::new_run::{new_manifest, one_line, quoted, run_name};
 use super::{ParamReader, ParamSource, absolute};
-use crate::foreign::{AdamState, Choices, ForeignRun, LossScale, RunDescription, asked};
+use crate::foreign::{
+    AdamState, Choices, ForeignRun, LossScale, RunDescription, keep_asked_stages,
+};
 use crate::tokenizer::OwnTokenizer;
 use base::Problems;
 use engine::ScaleState;
 use manifest::{Loaded, Manifest, Model};
 use model::{Layout, ModelShard, Param};
 use std::path::Path;
-
-/// Split of the layers among the stages.
-const LAYER_SPLIT: &str = "topology.layer_split";
 
 /// Run of the manifest, where none is made.
 const NO_RUN: &str = "imported";
@@ -73,7 +72,7 @@ impl From<ScaleState> for LossScale {
 }
 
 /// Sets examples of missing settings that `choices` do not need. Fails if others are missing.
-fn give_examples(facts: &mut RunDescription, choices: &Choices) -> Result<(), Problems> {
+pub fn give_examples(facts: &mut RunDescription, choices: &Choices) -> Result<(), Problems> {
     let mut problems = Problems::default();
     for row in std::mem::take(&mut facts.wanted) {
         if !choices.needed.has(row.key) {
@@ -91,15 +90,16 @@ fn give_examples(facts: &mut RunDescription, choices: &Choices) -> Result<(), Pr
 
 /// Manifest of the new run: its text, and the parsed manifest. Includes the settings of the command
 /// line.
-fn write_manifest(found: &RunDescription, choices: &Choices) -> anyhow::Result<(String, Loaded)> {
+pub fn write_manifest(
+    found: &RunDescription,
+    choices: &Choices,
+) -> anyhow::Result<(String, Loaded)> {
     let from = one_line(&found.folder);
     let sets = &choices.sets;
     let mut settings = found.settings.clone();
-    // The split of the files is that of their number of stages.
-    if settings.get(LAYER_SPLIT).is_some() && asked(sets, "topology.pipeline").is_some() {
-        settings.set(LAYER_SPLIT, "balanced", "--set topology.pipeline");
-    }
+    keep_asked_stages(&mut settings, sets);
     let run = absolute(choices.run.as_deref().unwrap_or(Path::new(NO_RUN)))?;
+    settings.set("log.folder", quoted(&run.display().to_string()), "");
     let text = format!(
         "\
 # The run of {} in {from}, from step {} on: {} samples were trained.
@@ -107,17 +107,13 @@ fn write_manifest(found: &RunDescription, choices: &Choices) -> anyhow::Result<(
 # to where the datasets are here: the next sample is the one that the other trainer would have taken.
 # All settings: gptrain manifest show {}
 name: {}
-{}
-log:
-  folder: {}
-",
+{}",
         found.trainer,
         found.step,
         found.samples,
         one_line(&run.display().to_string()),
         quoted(run_name(&run)),
         settings.yaml(),
-        quoted(&run.display().to_string()),
     );
     // Without a new run, relative paths are those of the working folder.
     let folder = if choices.run.is_some() { run } else { Path::new(".").to_path_buf() };
@@ -125,7 +121,7 @@ log:
 }
 
 /// Fails unless the optimizer is AdamW, whose states were found.
-fn check_optimizer(m: &Manifest) -> Result<(), Problems> {
+pub fn check_optimizer(m: &Manifest) -> Result<(), Problems> {
     match m.optimizer.name() {
         "adamw" => Ok(()),
         other => Err(Problems::one(

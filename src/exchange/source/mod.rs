@@ -6,14 +6,19 @@
 //! |---|---|
 //! | `own` | checkpoints of gptrain |
 //! | `hugging_face` | Hugging Face folders, and the manifest of a run that begins from one |
+//! | `dry` | what an import would refuse |
 //! | `foreign` | checkpoints of other trainers, and the manifest of a run that continues one |
+//! | `trainer` | checkpoints of Hugging Face's Trainer, with AdamW's states |
 //! | `new_run` | manifest of a new run: name, folder, settings of the command line |
 
+mod dry;
 mod foreign;
 mod hugging_face;
 mod new_run;
 mod own;
+mod trainer;
 
+pub use dry::{DryRun, dry_run};
 pub use foreign::planned_run;
 pub use hugging_face::open_for as open_hugging_face_for;
 pub use new_run::new_manifest;
@@ -90,6 +95,7 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ParamSource> {
     match format {
         Format::Gptrain => own::open(&own?),
         Format::HuggingFace => hugging_face::open(from, choices),
+        Format::HfTrainer => trainer::open(from, choices),
         _ => ParamSource::from_foreign(super::foreign::open(from, format, choices)?, choices),
     }
 }

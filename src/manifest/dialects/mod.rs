@@ -80,8 +80,7 @@ impl Dialect {
 
     /// Whether it is one of this dialect's names.
     pub fn knows(self, name: &str) -> bool {
-        ROWS.iter()
-            .any(|row| row.names(self).any(|known| known == name))
+        ROWS.iter().any(|row| row.has(self, name))
     }
 
     /// Row with this dialect's names of a setting.
@@ -140,6 +139,9 @@ pub enum Meaning {
     /// A part of the model that has one form in gptrain: an import refuses any other value, written as
     /// in JSON.
     Only { value: &'static str, why: &'static str },
+    /// A part of the training that has one form in gptrain: an import notes any other value, written as
+    /// in JSON or as bare text.
+    Noted { value: &'static str, why: &'static str },
 }
 
 /// Conversion between the other program's value and the setting's.
@@ -210,6 +212,11 @@ impl Row {
         names.split_whitespace()
     }
 
+    /// Whether a dialect's name is one of the row's; a name of the row that ends with `*` is a beginning.
+    pub fn has(&self, dialect: Dialect, name: &str) -> bool {
+        self.names(dialect).any(|known| is_named(known, name))
+    }
+
     /// Remark about a dialect's names; may be empty.
     pub fn remark(&self, dialect: Dialect) -> &'static str {
         self.cells[dialect as usize]
@@ -242,8 +249,12 @@ pub fn find(name: &str) -> Option<&'static Row> {
     let plain = plain(name);
     let last = plain.rsplit('.').next()?;
     let named = |wanted: &str| {
-        ROWS.iter()
-            .find(|row| row.typed_names().any(|name| name == wanted))
+        let mut rows = ROWS.iter();
+        let exact = rows.find(|row| row.typed_names().any(|name| name == wanted));
+        exact.or_else(|| {
+            let mut rows = ROWS.iter();
+            rows.find(|row| row.typed_names().any(|name| is_named(name, wanted)))
+        })
     };
     if let Some(row) = named(&plain).or_else(|| named(last)) {
         return Some(row);
@@ -252,6 +263,14 @@ pub fn find(name: &str) -> Option<&'static Row> {
     let ends = |name: &str| name.rsplit_once('.').is_some_and(|(_, word)| word == last);
     let mut rows = ROWS.iter().filter(|row| row.typed_names().any(ends));
     rows.next().filter(|_| rows.next().is_none())
+}
+
+/// Whether a name of the table is this one; one that ends with `*` is a beginning.
+fn is_named(known: &str, name: &str) -> bool {
+    match known.strip_suffix('*') {
+        Some(beginning) => name.starts_with(beginning),
+        None => known == name,
+    }
 }
 
 /// `--Global-Batch-Size` as names are compared.

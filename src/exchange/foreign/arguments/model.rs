@@ -21,9 +21,10 @@ impl Arguments<'_> {
             Some("rope") => ("rope", "llama"),
             None | Some("absolute" | "learned_absolute") => ("learned", "gpt2"),
             Some(other) => {
-                return Err(self.unsupported(format!(
+                self.refuse_option(format!(
                     "args.{position} is {other}: alibi, rope and absolute are read"
-                )));
+                ))?;
+                ("learned", "gpt2")
             }
         };
         settings.set("model.family", family, "");
@@ -107,9 +108,9 @@ impl Arguments<'_> {
         }
         for name in ["rotary_percent", "rotary_seq_len_interpolation_factor"] {
             if let Some(value) = self.float(name)?.filter(|value| *value != 1.0) {
-                return Err(self.unsupported(format!(
+                self.refuse_option(format!(
                     "args.{name} is {value}: gptrain rotates all columns, by the unscaled position"
-                )));
+                ))?;
             }
         }
         Ok(())

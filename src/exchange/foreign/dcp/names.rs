@@ -49,6 +49,8 @@ pub static TITAN: Names = {
             (QkvW, &[&["attention.wq", "attention.wk", "attention.wv"],
                 &["attention.qkv_linear.wq", "attention.qkv_linear.wk", "attention.qkv_linear.wv"],
                 &["attention.qkv_linear.wqkv"]]),
+            (QNorm, &[&["attention.q_norm"]]),
+            (KNorm, &[&["attention.k_norm"]]),
             (ProjW, &[&["attention.wo"]]),
             (Ln2Scale, &[&["ffn_norm"]]),
             (Fc1W, &[&["feed_forward.w1", "feed_forward.w3"]]),
@@ -62,6 +64,32 @@ pub static TITAN: Names = {
         pairs: Pairs::Neighbours,
         describe: titan::describe,
         dialect: Dialect::Torchtitan,
+    }
+};
+
+/// torchtitan's backend of transformers' models: Llama, Mistral, Qwen3.
+#[rustfmt::skip]
+pub static TRANSFORMERS: Names = {
+    use Weight::*;
+    Names {
+        trainer: "torchtitan with transformers' models",
+        prefixes: &["model.", ""],
+        blocks: "model.layers.",
+        rows: &[
+            (TokenEmbed, &[&["model.embed_tokens"]]),
+            (Ln1Scale, &[&["input_layernorm"]]),
+            (QkvW, &[&["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]]),
+            (QNorm, &[&["self_attn.q_norm"]]),
+            (KNorm, &[&["self_attn.k_norm"]]),
+            (ProjW, &[&["self_attn.o_proj"]]),
+            (Ln2Scale, &[&["post_attention_layernorm"]]),
+            (Fc1W, &[&["mlp.gate_proj", "mlp.up_proj"]]),
+            (Fc2W, &[&["mlp.down_proj"]]),
+            (LnfScale, &[&["model.norm"]]),
+            (HeadW, &[&["lm_head"]]),
+        ],
+        pairs: Pairs::Halves,
+        ..TITAN
     }
 };
 

@@ -112,7 +112,10 @@ fn last_word(setting: &str) -> &'static str {
 /// Step, settings and notes.
 pub fn describe(folder: &mut DcpFolder, step: &Path, choices: &Choices) -> anyhow::Result<()> {
     let config = Config::read(step)?;
-    config.refuse()?;
+    match config.refuse() {
+        Err(problems) if choices.dry => folder.found.refusals = problems,
+        refused => refused?,
+    }
     let train = TorchFile::open(&step.join("train/rank0.pt"))?;
     let root = train.root();
     let found = &mut folder.found;

@@ -4,6 +4,7 @@
 use super::super::Choices;
 use super::super::settings::asked;
 use super::DcpFolder;
+use crate::tensor_part::Pairs;
 use base::Problems;
 use manifest::dialects::Dialect;
 use std::path::Path;
@@ -24,9 +25,19 @@ pub fn describe(folder: &mut DcpFolder, _: &Path, choices: &Choices) -> anyhow::
     let heads = asked(&choices.sets, "model.heads").and_then(|text| text.parse::<usize>().ok());
     folder.model(heads)?;
     let unset = |key: &str| format!("{} where it is not set", Dialect::Torchtitan.name(key));
+    let qwen = folder.has_qk_norm();
+    if qwen {
+        // Its rotation has the columns of a head in two halves.
+        folder.pairs = Pairs::Halves;
+    }
     let settings = &mut folder.found.settings;
     let eps = format!("torchtitan's {}", unset("model.layernorm_eps"));
-    settings.set("model.layernorm_eps", "1e-5", &eps);
+    if qwen {
+        settings.set("model.family", "qwen3", "queries and keys have norms");
+        settings.set("model.layernorm_eps", "1e-6", &eps);
+    } else {
+        settings.set("model.layernorm_eps", "1e-5", &eps);
+    }
     settings.set("precision", "bf16", &unset("precision"));
     settings.set("batch.micro", 1, "");
     settings.set("lr.counted", "before", "PyTorch's schedulers step after the optimizer");

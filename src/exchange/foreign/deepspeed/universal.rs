@@ -10,7 +10,7 @@ use super::super::super::torch::{TorchFile, Value};
 use super::super::arguments::Arguments;
 use super::super::detect::{Format, list_names, step_folder};
 use super::super::run::{ForeignRun, Layout, PartReader, Put, Rows, Source};
-use super::super::topology::set_said_split;
+use super::super::topology::{set_grid, set_replicas, set_said_split};
 use super::super::{AdamState, Choices, RunDescription, incomplete};
 use super::layers::{EMBEDDING, first_block, name_of, table};
 use super::{RULE, refuse};
@@ -28,7 +28,7 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
     let dir = step_folder(from)?;
     let file = TorchFile::open(&dir.join("mp_rank_00_model_states.pt"))?;
     let root = file.root();
-    let args = Arguments::new(root.need("args")?, file.place().to_string(), RULE);
+    let args = Arguments::new(root.need("args")?, file.place().to_string(), RULE, choices);
     refuse(&args)?;
     let shapes = shapes(&dir)?;
     let first_block = first_block(shapes.keys().map(String::as_str))
@@ -41,8 +41,9 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
         .enumerate()
     {
         found.grid[i] = args.count(key).unwrap_or(1) as usize;
-        found.settings.set(key, found.grid[i], args.name(key));
     }
+    set_grid(&mut found.settings, &args, [found.grid[0], found.grid[1]]);
+    set_replicas(&mut found.settings, &args)?;
     let layers = args.count("model.layers")? as usize;
     set_said_split(&mut found.settings, &args, layers, found.grid[1])?;
     (found.updates, found.lr) = numbers(&dir)?;

@@ -13,7 +13,7 @@ use super::super::super::torch::{IS_WHOLE, TorchFile};
 use super::super::arguments::Arguments;
 use super::super::detect::{Format, step_folder};
 use super::super::run::{ForeignRun, Layout, PartReader, Put, Rows, Source};
-use super::super::topology::set_counted_split;
+use super::super::topology::{set_counted_split, set_grid};
 use super::super::{AdamState, Choices, Opened, RunDescription, same_step, same_updates};
 use super::files::{Files, RankFiles};
 use super::layers::{EMBEDDING, first_block, name_of, table};
@@ -50,7 +50,7 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
     let files = Files::list(&dir)?;
     let main = TorchFile::open(&dir.join(&files.models[0]))?;
     let root = main.root();
-    let args = Arguments::new(root.need("args")?, main.place().to_string(), RULE);
+    let args = Arguments::new(root.need("args")?, main.place().to_string(), RULE, choices);
     refuse(&args)?;
     let version = version_of(&root);
     if version < 2.0 {
@@ -150,14 +150,10 @@ fn check_blocks<'n>(
 fn set_topology(found: &mut RunDescription, args: &Arguments, stages: &[Vec<FlatGroup>]) {
     let [tensor, pipeline, data] = found.grid;
     let settings = &mut found.settings;
-    settings.set("topology.tensor", tensor, args.name("topology.tensor"));
-    settings.set("topology.pipeline", pipeline, args.name("topology.pipeline"));
+    set_grid(settings, args, [tensor, pipeline]);
     settings.set("topology.data", data, "files of the optimizer");
     if data > 1 {
         settings.set("topology.zero", 1, "partitioned by DeepSpeed");
-    }
-    if let Some(name) = args.given("topology.recompute") {
-        settings.set("topology.recompute", "full", name);
     }
     let mut layers = Vec::new();
     for groups in stages {
@@ -168,7 +164,7 @@ fn set_topology(found: &mut RunDescription, args: &Arguments, stages: &[Vec<Flat
                 .count(),
         );
     }
-    set_counted_split(settings, args, &layers);
+    set_counted_split(settings, args, &layers, pipeline);
 }
 
 fn numel(shape: &[usize]) -> usize {

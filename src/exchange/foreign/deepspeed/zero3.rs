@@ -13,6 +13,7 @@ use super::super::arguments::Arguments;
 use super::super::detect::{Format, step_folder};
 use super::super::megatron::names::known;
 use super::super::run::{ForeignRun, Layout, ParamTable, PartReader, Put, Rows, Source, Stored};
+use super::super::topology::set_grid;
 use super::super::{
     AdamState, Choices, Opened, RunDescription, incomplete, same_step, same_updates,
 };
@@ -56,7 +57,7 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
         )
         .into());
     };
-    let args = Arguments::new(args, place, RULE);
+    let args = Arguments::new(args, place, RULE, choices);
     args.refuse(&[("add_position_embedding_type", "this position embedding is not gptrain's")])?;
     if args.count("topology.tensor")? as usize != tensor {
         let name = args.name("topology.tensor");
@@ -72,7 +73,7 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ForeignRun> {
     let mut found =
         RunDescription::new(Format::DeepSpeedZero3, trainer, &dir).with_args(&root, &args)?;
     let settings = &mut found.settings;
-    settings.set("topology.tensor", tensor, args.name("topology.tensor"));
+    set_grid(settings, &args, [tensor, 1]);
     settings.set("topology.data", data, "files of the optimizer");
     if data > 1 {
         settings.set("topology.zero", 3, "partitioned by DeepSpeed");

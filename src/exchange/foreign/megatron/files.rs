@@ -3,7 +3,6 @@
 use super::super::arguments::{Arguments, ELSEWHERE};
 use super::super::detect::list_names;
 use super::super::incomplete;
-use super::super::settings::Settings;
 use base::Problems;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -71,20 +70,4 @@ pub fn grid(args: &Arguments, files: &[Vec<PathBuf>]) -> anyhow::Result<()> {
         files[0].len(),
         files.len()
     )))
-}
-
-pub fn topology(
-    settings: &mut Settings,
-    args: &Arguments,
-    [tensor, pipeline]: [usize; 2],
-) -> anyhow::Result<()> {
-    settings.set("topology.tensor", tensor, args.name("topology.tensor"));
-    settings.set("topology.pipeline", pipeline, args.name("topology.pipeline"));
-    if let Some(data) = args.optional_count("topology.data")? {
-        settings.set("topology.data", data, args.name("topology.data"));
-    }
-    if let Some(name) = args.given("topology.recompute") {
-        settings.set("topology.recompute", "full", name);
-    }
-    Ok(())
 }
