@@ -18,6 +18,7 @@
 //! | `damage` | every damaged byte is found, by `inspect-ckpt --deep` and by a run that resumes |
 //! | `format1` | checkpoints of format 1 are read, and resumed bit for bit |
 //! | `inspect` | `gptrain inspect-ckpt`: statistics, differences, warnings |
+//! | `inspect_foreign` | the same of other programs' folders, and of folders of no format |
 //! | `hf` | Hugging Face folders, import and export: GPT-2 and BLOOM |
 //! | `hf_positions` | GPT-2 that continues with samples shorter than its table of positions |
 //! | `hf_llama` | Llama, Mistral, Qwen2 and Qwen3, with continued training |
@@ -57,6 +58,7 @@ mod import_exported;
 mod import_refused;
 mod import_steps;
 mod inspect;
+mod inspect_foreign;
 mod matrix;
 mod resume;
 mod rules;

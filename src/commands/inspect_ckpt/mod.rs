@@ -4,11 +4,13 @@
 
 mod replay;
 
-use crate::model_place::find_checkpoint;
+use crate::model_place::{find_checkpoint, foreign_format};
 use crate::options::Overwrite;
 use anyhow::{anyhow, bail, ensure};
 use base::{Count, WrongInput, number, output};
 use checkpoint::inspect;
+use exchange::foreign::Format;
+use exchange::inspect::Depth;
 use std::path::PathBuf;
 
 /// Inspect a checkpoint, verify it, or compare two
@@ -51,6 +53,12 @@ impl InspectCkpt {
     }
 
     fn inspect(&self) -> anyhow::Result<()> {
+        let own = self.replay.is_some() || self.plot.is_some();
+        if let Some(format) = foreign_format(&self.checkpoint)?
+            && !own
+        {
+            return self.inspect_foreign(format);
+        }
         let local = find_checkpoint(&self.checkpoint)?;
         let folder = &local.folder;
         if let Some(other) = &self.diff {
@@ -77,6 +85,23 @@ impl InspectCkpt {
         if findings > 0 {
             let findings = Count(findings as u64).with_noun("finding");
             bail!("{} is damaged: {findings}", local.name());
+        }
+        Ok(())
+    }
+
+    /// Inspects a checkpoint of another program.
+    fn inspect_foreign(&self, format: Format) -> anyhow::Result<()> {
+        let depth = match (self.deep, self.tensors) {
+            (true, _) => Depth::All,
+            (false, true) => Depth::Weights,
+            (false, false) => Depth::Facts,
+        };
+        let inspection = exchange::inspect::inspect(&self.checkpoint, format, depth)?;
+        inspection.printout().say(self.json);
+        let findings = inspection.damage.len();
+        if findings > 0 {
+            let findings = Count(findings as u64).with_noun("finding");
+            bail!("{} is damaged: {findings}", self.checkpoint.display());
         }
         Ok(())
     }

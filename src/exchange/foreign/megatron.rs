@@ -17,7 +17,7 @@ pub mod states;
 
 pub use names::{core_name, module_order};
 
-use super::super::torch::{TorchFile, Value};
+use super::super::torch::{Element, TorchFile, Value};
 use super::arguments::Arguments;
 use super::detect::{Format, step_folder};
 use super::run::{ForeignRun, Layout, ParamTable, PartReader, Put, Source, Stored};
@@ -94,6 +94,20 @@ fn has_core_names(root: &Value) -> anyhow::Result<bool> {
 }
 
 impl MegatronReader {
+    /// Opened files of the rank that holds a source, and the places of its stage's states.
+    fn rank(&mut self, source: &Source) -> anyhow::Result<(&Rank, Option<&States>)> {
+        let MegatronReader { files, states, half, open } = self;
+        let states = states.as_ref().map(|states| &states[source.stage]);
+        let ranks = open.get(source.stage, || {
+            let paths = &files[source.stage];
+            paths
+                .iter()
+                .map(|path| Rank::open(path, states, *half))
+                .collect()
+        })?;
+        Ok((&ranks[source.rank], states))
+    }
+
     /// Reads the first tensor rank of every stage: its parameters, and the places of their states.
     fn open_stages(
         &mut self,
@@ -195,17 +209,13 @@ fn number_blocks(
 
 impl PartReader for MegatronReader {
     fn read(&mut self, source: &Source, state: AdamState, put: &mut Put) -> anyhow::Result<()> {
-        let MegatronReader { files, states, half, open } = self;
-        let states = states.as_ref().map(|states| &states[source.stage]);
-        let ranks = open.get(source.stage, || {
-            let paths = &files[source.stage];
-            paths
-                .iter()
-                .map(|path| Rank::open(path, states, *half))
-                .collect()
-        })?;
-        let values = ranks[source.rank].read(states, source, state)?;
-        put([0, 0], source.matrix(), &values);
+        let (rank, states) = self.rank(source)?;
+        put([0, 0], source.matrix(), &rank.read(states, source, state)?);
         Ok(())
+    }
+
+    fn element(&mut self, source: &Source, state: AdamState) -> anyhow::Result<Element> {
+        let (rank, states) = self.rank(source)?;
+        rank.element(states, source, state)
     }
 }

@@ -3,7 +3,9 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `detect` | table of the formats, and detection by the files in a folder |
+//! | `format` | table of the formats, and a step's format by the names in its folder |
+//! | `detect` | format of a folder that a user named, and its newest step |
+//! | `resemblance` | formats that a folder which is none of them resembles, for its message |
 //! | `settings` | rows of the new run's manifest, each with its source |
 //! | `compare` | comparison of a folder's tensors with the model's parameters |
 //! | `arguments` | Megatron's arguments as settings |
@@ -31,20 +33,25 @@ mod deepspeed;
 mod detect;
 mod dist;
 mod export;
+mod format;
 mod megatron;
 mod replica_merger;
+mod resemblance;
 mod run;
 mod settings;
 mod topology;
 
 pub use detect::{Format, detect};
 pub use export::{Written, export, export_universal};
+pub use replica_merger::Drift;
+pub use resemblance::resemblance;
 pub use run::ForeignRun;
 pub use settings::{Row, Settings, Wanted, asked};
 
 use super::torch::Value;
 use arguments::Arguments;
 use base::Problems;
+use engine::{MASTER, SECOND};
 use manifest::dialects::Dialect;
 use std::path::Path;
 
@@ -108,6 +115,15 @@ impl AdamState {
             AdamState::Master => "weight",
             AdamState::FirstMoment => "first moment",
             AdamState::SecondMoment => "second moment",
+        }
+    }
+
+    /// Name in gptrain's checkpoints.
+    pub fn saved_name(self) -> &'static str {
+        match self {
+            AdamState::Master => MASTER,
+            AdamState::FirstMoment => "first_moment",
+            AdamState::SecondMoment => SECOND,
         }
     }
 

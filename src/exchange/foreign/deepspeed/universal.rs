@@ -6,7 +6,7 @@
 //! mp_rank_MM_model_states.pt                            as before the conversion: args, iteration
 //! ```
 
-use super::super::super::torch::{TorchFile, Value};
+use super::super::super::torch::{Element, TorchFile, Value};
 use super::super::arguments::Arguments;
 use super::super::detect::{Format, list_names, step_folder};
 use super::super::run::{ForeignRun, Layout, PartReader, Put, Source};
@@ -148,6 +148,11 @@ impl PartReader for UniversalReader {
         let tensor = value.tensor()?;
         put([0, 0], source.matrix(), &file.floats(tensor, 0..tensor.numel())?);
         Ok(())
+    }
+
+    fn element(&mut self, source: &Source, state: AdamState) -> anyhow::Result<Element> {
+        let file = TorchFile::open(&state_file(&self.dir, &source.name, state))?;
+        Ok(param(&file.root())?.tensor()?.element)
     }
 
     fn name(&self, param: &Param, _: AdamState) -> Option<String> {
