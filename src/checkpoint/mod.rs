@@ -49,8 +49,8 @@ pub use load::{
 pub use read::{Buffer, Checkpoint, row_blocks};
 pub use replicas::{ReplicaDigest, replica_digests, verify};
 pub use save::{
-    Share, WrittenPart, abandon, begin, discard, index_text, not_saved, publish, publish_index,
-    remove_part, save, saved_bytes, space, write_part,
+    Share, WrittenPart, abandon, begin, discard, free_space, index_text, not_saved, publish,
+    publish_index, remove_part, save, saved_bytes, space, write_part,
 };
 pub use snapshot::Snapshot;
 

@@ -130,9 +130,8 @@ pub fn not_saved(temporary: &Path, step: u64, error: anyhow::Error) -> anyhow::E
 
 /// Fails early if an existing folder does not have enough space.
 pub fn space(checkpoints: &Path, need: u64) -> anyhow::Result<()> {
-    let stat = rustix::fs::statvfs(checkpoints)?;
-    let free = stat.f_bavail * stat.f_frsize;
-    if need < free {
+    let free = free_space(checkpoints)?;
+    if need < free.0 {
         return Ok(());
     }
     Err(io::Error::from(Errno::NOSPC)).with_context(|| {
@@ -141,9 +140,15 @@ pub fn space(checkpoints: &Path, need: u64) -> anyhow::Result<()> {
              free some, or move log.folder, or lower checkpoint.keep_last",
             checkpoints.display(),
             Bytes(need),
-            Bytes(free)
+            free
         )
     })
+}
+
+/// Space that the disk of a folder has left.
+pub fn free_space(folder: &Path) -> anyhow::Result<Bytes> {
+    let stat = rustix::fs::statvfs(folder)?;
+    Ok(Bytes(stat.f_bavail * stat.f_frsize))
 }
 
 /// Writes one rank's shards, one per state, concurrently. None if it has nothing to write.

@@ -6,6 +6,7 @@ use crate::average::Average;
 use crate::bench::Bench;
 use crate::compare::Compare;
 use crate::completions::{Completions, Man};
+use crate::convert::Convert;
 use crate::diagnose::Diagnose;
 use crate::estimate::Estimate;
 use crate::eval::Eval;
@@ -118,7 +119,9 @@ enum Command {
     InspectCkpt(InspectCkpt),
     /// Remove old checkpoints of a run
     Prune(Prune),
-    /// Write a checkpoint as a Hugging Face folder
+    /// Convert a checkpoint of any trainer to another format
+    Convert(Convert),
+    /// Write a checkpoint as a Hugging Face folder, or for Megatron-LM or DeepSpeed
     Export(Export),
     /// Start a run from another trainer's checkpoint, or from a Hugging Face folder
     Import(Import),
@@ -344,6 +347,7 @@ fn run_command(command: Command, messages: &Messages) -> anyhow::Result<()> {
         Command::Nodes(nodes) => nodes.run(),
         Command::InspectCkpt(inspect) => inspect.run(),
         Command::Prune(prune) => prune.run(),
+        Command::Convert(convert) => convert.run(),
         Command::Export(export) => export.run(),
         Command::Import(import) => import.run(),
         Command::Diagnose(diagnose) => diagnose.run(),

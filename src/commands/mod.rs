@@ -18,6 +18,7 @@ mod status;
 mod inspect_ckpt;
 mod prune;
 mod export;
+mod convert;
 mod import;
 mod diagnose;
 mod manifest;
@@ -32,6 +33,7 @@ mod bench;
 mod local_checkpoint;
 mod model_place;
 mod new_checkpoint;
+mod new_run;
 
 pub use cli::{main, understands};
 #[cfg(any(test, feature = "testing"))]

@@ -10,8 +10,9 @@ use base::progress::{Progress, Unit};
 use checkpoint::place::Place;
 use checkpoint::{self, Index};
 use engine::Frozen;
-use exchange::foreign::{self, Format};
+use exchange::foreign::{self, Choices, Format};
 use exchange::hf::{self, HfConfig};
+use exchange::source::{self, ParamSource};
 use manifest::{Eod, Family, Manifest};
 use std::path::{Path, PathBuf};
 
@@ -119,6 +120,38 @@ pub fn find_checkpoint(path: &Path) -> anyhow::Result<LocalCheckpoint> {
     import_run(folder, &run, &sets, Existing::Refused, None)?;
     let at = run.join("checkpoints").join(checkpoint::name(0));
     Ok(LocalCheckpoint::fetched(at, folder.display().to_string(), temporary))
+}
+
+/// Checkpoint that is open for reading.
+pub struct OpenedSource {
+    pub source: ParamSource,
+    /// Where it is; None for a folder of another program.
+    local: Option<LocalCheckpoint>,
+}
+
+impl OpenedSource {
+    /// Name for the user.
+    pub fn name(&self) -> String {
+        match &self.local {
+            Some(local) => local.name(),
+            None => self.source.facts().folder.clone(),
+        }
+    }
+}
+
+/// Opens a checkpoint of any format that a user named, a local one or that of a mirror.
+pub fn open_source(path: &Path, choices: &Choices) -> anyhow::Result<OpenedSource> {
+    let is_own = choices.format.is_none()
+        && (Place::is_url(path).is_some()
+            || checkpoint::find(path).is_ok_and(|found| found.join(INDEX).exists()));
+    if is_own {
+        let local = LocalCheckpoint::find(path)?;
+        let source = source::open(&local.folder, choices)?;
+        return Ok(OpenedSource { source, local: Some(local) });
+    }
+    ensure_fetched(path)?;
+    ensure_whole_model(path)?;
+    Ok(OpenedSource { source: source::open(path, choices)?, local: None })
 }
 
 /// Fails for the name of a model on Hugging Face's hub, which is not fetched.

@@ -1,4 +1,4 @@
-//! Writes checkpoints from whole weights: imported ones, and means of other checkpoints.
+//! Writes checkpoints from whole parameters: imported ones, and means of other checkpoints.
 
 use anyhow::{Context, Result};
 use checkpoint::disk::Disk;
@@ -6,6 +6,8 @@ use checkpoint::{self, Share, State, WrittenPart};
 use engine::{
     Initial, MASTER, MODEL, StateSpec, TensorSlice, model_dtype, optimizer_rule, saved_shape,
 };
+use exchange::foreign::AdamState;
+use exchange::source::ParamSource;
 use manifest::Manifest;
 use model::{Layout, ModelShard, Param};
 use std::fs;
@@ -17,9 +19,76 @@ pub struct WholeWeight {
     pub values: Vec<f32>,
 }
 
+/// Bytes of the checkpoint that `save_source` writes.
+pub fn source_bytes(source: &ParamSource, state: &State) -> u64 {
+    let m = source.manifest();
+    count_bytes(m, &Layout::new(&m.model, ModelShard::whole(&m.model)), state)
+}
+
+/// Saves what a source reads as a checkpoint of its manifest's run in the folder `checkpoints`, one state
+/// of one parameter at a time, each into its own file.
+pub fn save_source(source: &mut ParamSource, checkpoints: &Path, state: &State) -> Result<PathBuf> {
+    let m = source.manifest().clone();
+    let layout = Layout::new(&m.model, ModelShard::whole(&m.model));
+    let states = source.written_states();
+    let reads = 4 * states.len() as u64 * model::parameters(&m.model);
+    let bytes = source_bytes(source, state);
+    write(checkpoints, state, bytes, |disk, staging| {
+        source.show_progress("reading", reads);
+        let mut parts = Vec::new();
+        for (number, param) in layout.params().enumerate() {
+            let shape = saved_shape(param, m.model.vocab);
+            for kept in states.iter().copied() {
+                let values = source.read_valid(param, kept)?;
+                let whole = WholeState { number, param, shape: &shape, values: &values, kept };
+                parts.push(whole.write(&m, disk, staging, state)?);
+            }
+        }
+        Ok(parts)
+    })
+}
+
+/// State of a whole parameter.
+struct WholeState<'a> {
+    number: usize,
+    param: &'a Param,
+    shape: &'a [usize],
+    values: &'a [f32],
+    kept: AdamState,
+}
+
+impl WholeState<'_> {
+    /// Writes it. For a master weight, also records the digest of the model weight.
+    fn write(
+        &self,
+        m: &Manifest,
+        disk: &Disk,
+        staging: &Path,
+        state: &State,
+    ) -> Result<WrittenPart> {
+        let WholeState { number, param, shape, values, kept } = *self;
+        let rounded = model_dtype(m.precision)
+            .halves(values)
+            .filter(|_| kept == AdamState::Master);
+        let wanted =
+            |name: &str| name == kept.saved_name() || name == MODEL && kept == AdamState::Master;
+        let states = optimizer_rule(m).states(&param.spec).into_iter();
+        let shares: Vec<Share> = states
+            .filter(|spec| wanted(spec.name))
+            .map(|spec| {
+                let bytes: &[u8] = match (&rounded, spec.name == MODEL) {
+                    (Some(bits), true) => bytemuck::cast_slice(bits),
+                    _ => bytemuck::cast_slice(values),
+                };
+                whole_share(number, param, shape, spec, bytes)
+            })
+            .collect();
+        checkpoint::write_part(disk, staging, number, &shares, state)
+    }
+}
+
 /// Saves weights as a checkpoint of the manifest's run in the folder `checkpoints`. The optimizer's
-/// states are those before its first update; an import has none, because its optimizer may still
-/// change. `read` returns the weights in the model's order: one of them is in memory at a time, and has
+/// states are those before its first update. `read` returns the weights in the model's order: one of them is in memory at a time, and has
 /// its own files.
 pub fn save_weights(
     m: &Manifest,
@@ -40,7 +109,7 @@ pub fn save_weights(
 
 /// Writes a checkpoint of `bytes` bytes into the folder `checkpoints`, or nothing. `write_parts`
 /// writes its data into the staging folder.
-pub fn write(
+fn write(
     checkpoints: &Path,
     state: &State,
     bytes: u64,
@@ -69,7 +138,7 @@ fn whole_size(spec: &StateSpec, shape: &[usize]) -> [usize; 2] {
 }
 
 /// State of a whole parameter, with its bytes.
-pub fn whole_share<'a>(
+fn whole_share<'a>(
     number: usize,
     param: &'a Param,
     shape: &'a [usize],
@@ -121,7 +190,7 @@ fn write_part(
 ) -> Result<WrittenPart> {
     let WholeWeight { shape, values } = weight;
     let rounded = model_dtype(m.precision).halves(values);
-    let zeros = vec![0u8; if state.is_import() { 0 } else { 4 * values.len() }];
+    let zeros = vec![0u8; 4 * values.len()];
     let states = optimizer_rule(m).states(&param.spec).into_iter();
     let shares: Vec<Share> = states
         .filter(|spec| is_kept(spec, state))

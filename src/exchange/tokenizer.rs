@@ -21,16 +21,15 @@ pub struct OwnTokenizer {
     /// Whether it is in the run's folder: a copy, or what an import came with. Otherwise it is the
     /// file that `data.tokenizer` names, which may have been replaced since.
     pub kept: bool,
+    /// Whether it came with an import.
+    pub came_with_weights: bool,
 }
 
 impl OwnTokenizer {
-    /// Whether it came with an import.
-    fn came_with_weights(&self) -> bool {
-        self.kept
-            && self
-                .path
-                .parent()
-                .is_some_and(|folder| folder.ends_with(hf::FOLDER))
+    fn new(path: PathBuf, kept: bool) -> OwnTokenizer {
+        let folder = path.parent();
+        let came_with_weights = kept && folder.is_some_and(|folder| folder.ends_with(hf::FOLDER));
+        OwnTokenizer { path, kept, came_with_weights }
     }
 }
 
@@ -39,14 +38,14 @@ impl OwnTokenizer {
 pub fn own(checkpoint: &Path, named: Option<&Path>) -> Option<OwnTokenizer> {
     let run = std::path::absolute(checkpoint).ok();
     let run = run.as_deref().and_then(Path::parent).and_then(Path::parent);
-    let kept = |path: PathBuf| OwnTokenizer { path, kept: true };
+    let kept = |path: PathBuf| OwnTokenizer::new(path, true);
     let copy = run
         .map(|run| run.join(FOLDER))
         .filter(|path| path.exists())
         .map(kept);
     let named = named.filter(|path| path.exists()).map(|path| {
         let kept = run.is_some_and(|run| is_inside(path, run));
-        OwnTokenizer { path: path.to_path_buf(), kept }
+        OwnTokenizer::new(path.to_path_buf(), kept)
     });
     let came = run.and_then(|run| hf::tokenizer_in(&run.join(hf::FOLDER)));
     copy.or(named).or(came.map(kept))
@@ -77,7 +76,7 @@ pub fn choose(
             .map(|tokenizer| tokenizer.vocab())
     };
     let has = ids(path);
-    let came = asked.is_none() && own.as_ref().is_some_and(OwnTokenizer::came_with_weights);
+    let came = asked.is_none() && own.as_ref().is_some_and(|own| own.came_with_weights);
     if let Some(has) = has.filter(|has| *has > vocab && !came) {
         let has = Count(has as u64);
         let model = Count(vocab as u64);

@@ -41,7 +41,7 @@ pub use self::data::{Data, DataStage, Dataset, Eod, Objective, PrefixLm, Sequenc
 pub use self::model::{Dropout, Init, Model, Mup, Sizes};
 pub use base::Gelu;
 pub use batch::{Batch, RampUp};
-pub use check::{Split, model_section, model_settings, settings_json};
+pub use check::{FREE_MODEL_SETTINGS, Split, model_section, model_settings, settings_json};
 pub use choices::{
     Bias, DataRule, DeviceChoice, Ffn, Framework, GpuTransport, GradientHome, LayerAttention,
     LogFormat, LrCounted, MuonScale, NormKind, OffloadWhat, OnEnd, Precision, RankOrder, Recompute,

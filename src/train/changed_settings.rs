@@ -4,6 +4,7 @@
 use anyhow::{Context, Result};
 use base::Problems;
 use checkpoint::CheckpointFolder;
+use manifest::FREE_MODEL_SETTINGS;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
@@ -84,9 +85,6 @@ const RULES: &[(&str, Change)] = &[
     ("train.seed",          Change::Reject),
 ];
 
-/// Settings of a model that do not depend on its weights; seq_len is another.
-pub const FREE: [&str; 3] = ["model.dropout", "model.init", "model.vocab_multiple"];
-
 /// Changes that need a warning. Fails with a list of all changes that are not allowed. After an
 /// `import` only the settings of the weights are compared.
 pub fn compare(
@@ -154,7 +152,9 @@ pub fn compare(
 fn is_free_after_import(key: &str) -> bool {
     !key.starts_with("model.")
         || key == "model.seq_len"
-        || FREE.iter().any(|free| key.starts_with(*free))
+        || FREE_MODEL_SETTINGS
+            .iter()
+            .any(|free| key.starts_with(*free))
 }
 
 /// Adds the rows of a table of learned positions: seq_len, if they are not given.

@@ -9,8 +9,7 @@ use crate::model_place;
 use crate::options::{Json, Overwrite};
 use base::Problems;
 use exchange::foreign::{Choices, Format, Replicated, detect};
-use manifest::Loaded;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::path::{Path, PathBuf};
 
 /// Start a run from another trainer's checkpoint, or from a Hugging Face folder
@@ -41,13 +40,8 @@ pub struct Import {
     /// Print the contents of the folder and the resulting settings; write nothing
     #[arg(long)]
     dry: bool,
-    /// Value for norms and biases whose copies on tensor ranks differ: their mean (the default), or
-    /// the first rank's
-    #[arg(long, value_name = "mean|first", value_parser = parse_replicated)]
-    replicated: Option<Replicated>,
-    /// Mask the rows that pad the vocabulary, which Megatron trains
-    #[arg(long)]
-    mask_padding: bool,
+    #[command(flatten)]
+    megatron: MegatronChoices,
     /// Compare the first logits with those in this file: safetensors with input_ids [samples,
     /// tokens] and logits [samples, tokens, vocabulary]
     #[arg(long, value_name = "FILE")]
@@ -56,7 +50,56 @@ pub struct Import {
     json: Json,
 }
 
+/// Choices of Megatron's checkpoints.
+#[derive(clap::Args)]
+pub struct MegatronChoices {
+    /// Value for norms and biases whose copies on tensor ranks differ: their mean (the default), or
+    /// the first rank's
+    #[arg(long, value_name = "mean|first", value_parser = parse_replicated)]
+    pub replicated: Option<Replicated>,
+    /// Mask the rows that pad the vocabulary, which Megatron trains
+    #[arg(long)]
+    pub mask_padding: bool,
+}
+
+impl MegatronChoices {
+    /// Adds a problem if one is made, for a folder of the format `name`.
+    pub fn refuse(&self, name: &str, problems: &mut Problems) {
+        if self.replicated.is_some() || self.mask_padding {
+            problems.add(
+                "--replicated and --mask-padding",
+                format!("are for Megatron's checkpoints, and this is one of {name}"),
+                "leave them out",
+            );
+        }
+    }
+}
+
 impl Import {
+    /// Import of `path` into the new run `output`.
+    pub fn new_run(
+        path: PathBuf,
+        output: PathBuf,
+        overwrite: Overwrite,
+        set: Vec<String>,
+        format: Option<Format>,
+        megatron: MegatronChoices,
+        json: Json,
+    ) -> Import {
+        Import {
+            path: Some(path),
+            hf: None,
+            output: Some(output),
+            overwrite,
+            set,
+            format,
+            dry: false,
+            megatron,
+            reference: None,
+            json,
+        }
+    }
+
     pub fn run(self) -> anyhow::Result<()> {
         if let Some(from) = self.hf.as_ref().or(self.path.as_ref()) {
             model_place::ensure_fetched(from)?;
@@ -99,13 +142,8 @@ impl Import {
                 "give one of them",
             );
         }
-        if self.replicated.is_some() || self.mask_padding {
-            problems.add(
-                "--replicated and --mask-padding",
-                "are for Megatron's checkpoints, and this is a Hugging Face folder",
-                "leave them out",
-            );
-        }
+        self.megatron
+            .refuse(Format::HuggingFace.name(), &mut problems);
         problems.or(())?;
         let writes = !self.dry;
         let reference = self.reference.as_deref();
@@ -149,25 +187,31 @@ impl Import {
             .into());
         }
         let choices = Choices {
-            replicated: self.replicated.unwrap_or_default(),
-            mask_padding: self.mask_padding,
+            replicated: self.megatron.replicated.unwrap_or_default(),
+            mask_padding: self.megatron.mask_padding,
             sets: self.set.clone(),
+            run: self.output.clone(),
+            ..Choices::default()
         };
+        let existing = self.overwrite.existing();
+        let imported = foreign::import_run(from, format, &choices, existing, self.dry)?;
         let output = self.output.as_deref().filter(|_| !self.dry);
-        let to = output.map(|run| (run, self.overwrite.existing()));
-        let imported = foreign::import_run(from, format, to, &choices)?;
         self.json
             .say(|| imported.say(output), imported.object(output));
         Ok(())
     }
 }
 
-fn parse_format(word: &str) -> Result<Format, String> {
-    let found = Format::ALL.into_iter().find(|(_, known, _)| *known == word);
-    let known = Format::ALL.map(|(_, word, _)| word).join(", ");
+pub fn parse_format(word: &str) -> Result<Format, String> {
+    let known: Vec<_> = Format::ALL
+        .into_iter()
+        .filter(|(format, ..)| *format != Format::Gptrain)
+        .collect();
+    let words: Vec<&str> = known.iter().map(|(_, word, _)| *word).collect();
+    let found = known.iter().find(|(_, known, _)| *known == word);
     found
-        .map(|(format, ..)| format)
-        .ok_or_else(|| format!("is not one of {known}"))
+        .map(|(format, ..)| *format)
+        .ok_or_else(|| format!("is not one of {}", words.join(", ")))
 }
 
 fn parse_replicated(word: &str) -> Result<Replicated, String> {
@@ -176,55 +220,4 @@ fn parse_replicated(word: &str) -> Result<Replicated, String> {
         "first" => Ok(Replicated::First),
         _ => Err("is not mean or first".to_string()),
     }
-}
-
-/// Name of a new run: that of its folder if a manifest may have it, else "imported".
-fn run_name(run: &Path) -> &str {
-    let name = run
-        .file_name()
-        .and_then(|name| name.to_str())
-        .unwrap_or_default();
-    let fits = !name.is_empty() && !name.starts_with('.') && name.len() <= 200;
-    if fits
-        && name
-            .chars()
-            .all(|c| c.is_alphanumeric() || matches!(c, '-' | '_' | '.'))
-    {
-        name
-    } else {
-        "imported"
-    }
-}
-
-/// Reads the manifest of a new run in the folder `run`, which an import of `from` would write: its text
-/// with `sets`, and its settings. No file has the text yet, so mistakes are those of the import.
-fn new_manifest(
-    text: &str,
-    from: &str,
-    run: &Path,
-    sets: &[String],
-) -> Result<(String, Loaded), Problems> {
-    let name = run.join(manifest::IN_FOLDER).display().to_string();
-    manifest::rewrite(text, &name, run, sets)
-        .and_then(|text| Ok((text.clone(), manifest::parse(&text, &name, run, &[])?)))
-        .map_err(|mut problems| {
-            for problem in &mut problems.list {
-                let line = problem.place.strip_prefix(&name);
-                if line.is_some_and(|line| line.is_empty() || line.starts_with(':')) {
-                    problem.place = from.to_string();
-                    problem.remedy += " (--set KEY=VALUE)";
-                }
-            }
-            problems
-        })
-}
-
-/// Path for a comment of one line.
-fn one_line(text: &str) -> String {
-    text.replace(['\n', '\r'], " ")
-}
-
-/// Text as a quoted scalar in YAML.
-fn quoted(text: &str) -> String {
-    Value::from(text).to_string()
 }

@@ -4,25 +4,27 @@
 mod arguments;
 mod universal;
 
-pub use universal::export_universal;
+pub use universal::UniversalExport;
 
 use super::super::torch::{Element, Out, Stored, TorchWriter};
+use super::AdamState;
 use super::megatron::{core_name, module_order};
+use crate::source::ParamSource;
 use crate::tensor_part::{TensorPart, layer_of};
 use anyhow::Context;
 use arguments::{arguments, refused, scheduler};
 use base::output::Existing;
 use base::{Bytes, DType, Problems};
-use checkpoint::atomic_folder::FolderKind;
-use checkpoint::{Checkpoint, Tensor, atomic_folder};
-use engine::{MASTER, model_dtype};
+use checkpoint::atomic_folder::{self, FolderKind};
+use engine::{model_dtype, saved_shape};
 use manifest::{DataRule, LrCounted, Manifest};
 use model::{Chunk, Layout, ModelShard, Param, Weight};
 use std::fs;
 use std::path::Path;
 
-/// States of AdamW in a checkpoint, and Megatron's names of them.
-const MOMENTS: [(&str, &str); 2] = [("first_moment", "exp_avg"), ("second_moment", "exp_avg_sq")];
+/// Moments of AdamW, and Megatron's names of them.
+const MOMENTS: [(AdamState, &str); 2] =
+    [(AdamState::FirstMoment, "exp_avg"), (AdamState::SecondMoment, "exp_avg_sq")];
 /// Storages of a parameter: the model's weight, its f32 copy, the moments.
 const STORAGES: usize = 4;
 
@@ -40,23 +42,10 @@ pub struct Written {
     pub notes: Vec<String>,
 }
 
-/// Writes `to` in Megatron-LM's layout for `[tensor, pipeline]` ranks, all of it or nothing.
-pub fn export(
-    from: &Path,
-    to: &Path,
-    grid: [usize; 2],
-    existing: Existing,
-) -> anyhow::Result<Written> {
-    let checkpoint = Checkpoint::open(from)?;
-    let m = checkpoint.manifest()?;
-    refused(&m, grid, &from.display().to_string())?;
-    let export = Export::new(&checkpoint, &m, grid);
-    atomic_folder::write(to, FolderKind::Model, existing, |temporary| export.write(temporary))
-}
-
-struct Export<'c> {
-    checkpoint: &'c Checkpoint,
-    m: &'c Manifest,
+/// A folder of Megatron-LM that is to be written.
+pub struct MegatronExport<'s> {
+    source: &'s mut ParamSource,
+    m: Manifest,
     tensor: usize,
     pipeline: usize,
     /// Rows of the embedding on all ranks.
@@ -67,17 +56,26 @@ struct Export<'c> {
 }
 
 /// A parameter of a stage.
-struct StageParam<'c> {
+struct StageParam {
     param: Param,
-    tensor: &'c Tensor,
+    /// Parameter that is read: of a stage's copy of the embedding, the embedding.
+    read: Param,
+    shape: Vec<usize>,
     name: String,
     /// Its part on each tensor rank.
     cuts: Vec<TensorPart>,
 }
 
-impl<'c> Export<'c> {
-    fn new(checkpoint: &'c Checkpoint, m: &'c Manifest, [tensor, pipeline]: [usize; 2]) -> Self {
-        let states = checkpoint.has_adamw();
+impl<'s> MegatronExport<'s> {
+    /// Plans the export of a checkpoint for `[tensor, pipeline]` ranks. Fails if Megatron-LM has no such
+    /// model, or cannot cut it so.
+    pub fn new(
+        source: &'s mut ParamSource,
+        [tensor, pipeline]: [usize; 2],
+    ) -> anyhow::Result<MegatronExport<'s>> {
+        let m = source.manifest().clone();
+        refused(&m, [tensor, pipeline], &source.facts().folder)?;
+        let states = source.has_moments();
         let element = match model_dtype(m.precision) {
             DType::BF16 => Element::BF16,
             DType::F16 => Element::F16,
@@ -87,15 +85,43 @@ impl<'c> Export<'c> {
             .model
             .vocab
             .next_multiple_of(m.model.vocab_multiple * tensor);
-        Export { checkpoint, m, tensor, pipeline, rows, states, element }
+        Ok(MegatronExport { source, m, tensor, pipeline, rows, states, element })
     }
 
-    fn write(&self, to: &Path) -> anyhow::Result<Written> {
-        let step = self.checkpoint.index.progress.step;
+    /// Values that are read: of each parameter of each stage, the weight and the moments.
+    fn reads(&self) -> u64 {
+        let tied = self.m.model.tied_head && self.pipeline > 1;
+        let copy = if tied { self.m.model.vocab * self.m.model.hidden } else { 0 };
+        let states = if self.states { AdamState::ALL.len() } else { 1 };
+        states as u64 * (model::parameters(&self.m.model) + copy as u64)
+    }
+
+    /// Bytes of the values that are written, without the vocabulary's padding.
+    pub fn bytes(&self) -> Bytes {
+        let half = self.element != Element::F32;
+        let of_a_value = match (half, self.states) {
+            (false, _) => 4 * self.reads(),
+            (true, false) => 2 * self.reads(),
+            (true, true) => 4 * self.reads() + 2 * self.reads() / AdamState::ALL.len() as u64,
+        };
+        Bytes(of_a_value)
+    }
+
+    /// Writes `to` in Megatron-LM's layout, all of it or nothing.
+    pub fn write(mut self, to: &Path, existing: Existing) -> anyhow::Result<Written> {
+        let reads = 4 * self.reads();
+        atomic_folder::write(to, FolderKind::Model, existing, |temporary| {
+            self.source.show_progress("exporting", reads);
+            self.write_files(temporary)
+        })
+    }
+
+    fn write_files(&mut self, to: &Path) -> anyhow::Result<Written> {
+        let step = self.source.facts().step;
         let folder = to.join(format!("iter_{step:07}"));
         let mut bytes = 0;
         for stage in 0..self.pipeline {
-            bytes += self.stage(stage, &folder)?;
+            bytes += self.write_stage(stage, &folder)?;
         }
         let path = to.join("latest_checkpointed_iteration.txt");
         fs::write(&path, step.to_string())
@@ -111,7 +137,7 @@ impl<'c> Export<'c> {
     }
 
     /// Writes the files of all tensor ranks of a stage: each parameter is read once.
-    fn stage(&self, stage: usize, folder: &Path) -> anyhow::Result<u64> {
+    fn write_stage(&mut self, stage: usize, folder: &Path) -> anyhow::Result<u64> {
         let pieces = self.pieces(stage)?;
         let mut writers = Vec::new();
         for rank in 0..self.tensor {
@@ -126,9 +152,9 @@ impl<'c> Export<'c> {
             writers.push(TorchWriter::create(&path.join("model_optim_rng.pt"), &root)?);
         }
         for (number, piece) in pieces.iter().enumerate() {
-            let width = piece.tensor.shape.get(1).copied().unwrap_or(1);
+            let width = piece.shape.get(1).copied().unwrap_or(1);
             let key = STORAGES * number;
-            let master = self.checkpoint.whole(piece.tensor, MASTER)?;
+            let master = self.source.read_valid(&piece.read, AdamState::Master)?;
             for (rank, writer) in writers.iter_mut().enumerate() {
                 let part = piece.cuts[rank].take(&master, width);
                 match model_dtype(self.m.precision).halves(&part) {
@@ -141,8 +167,9 @@ impl<'c> Export<'c> {
                     None => writer.storage(key, bytemuck::cast_slice(&part))?,
                 }
             }
+            drop(master);
             for (moment, (state, _)) in MOMENTS.iter().enumerate().filter(|_| self.states) {
-                let whole = self.checkpoint.whole(piece.tensor, state)?;
+                let whole = self.source.read_valid(&piece.read, *state)?;
                 for (rank, writer) in writers.iter_mut().enumerate() {
                     let part = piece.cuts[rank].take(&whole, width);
                     writer.storage(key + 2 + moment, bytemuck::cast_slice(&part))?;
@@ -153,7 +180,7 @@ impl<'c> Export<'c> {
     }
 
     /// Parameters of a stage in the order of Megatron's modules.
-    fn pieces(&self, stage: usize) -> anyhow::Result<Vec<StageParam<'c>>> {
+    fn pieces(&self, stage: usize) -> anyhow::Result<Vec<StageParam>> {
         let model = &self.m.model;
         let layers = plan::split::uniform(model.layers, self.pipeline).swap_remove(stage);
         let first_layer = layers.start;
@@ -162,6 +189,12 @@ impl<'c> Export<'c> {
         let chunk = Chunk { layers, first, last };
         let shard = ModelShard { chunks: vec![chunk], tp: 1, tp_rank: 0, dp: 1 };
         let layout = Layout::new(model, shard);
+        let whole = Layout::new(model, ModelShard::whole(model));
+        let is_embedding = |param: &&Param| param.spec.weight == Weight::TokenEmbed;
+        let embedding = whole
+            .params()
+            .find(is_embedding)
+            .context("a model has an embedding")?;
         let mut params: Vec<&Param> = layout.params().collect();
         // The embedding, the blocks, the final norm and the head.
         let part = |param: &Param| match (param.tied_copy, layer_of(param), param.spec.weight) {
@@ -173,46 +206,43 @@ impl<'c> Export<'c> {
         params.sort_by_key(|param| (part(param), module_order(param.spec.weight)));
         params
             .into_iter()
-            .map(|param| -> anyhow::Result<StageParam<'c>> {
+            .map(|param| -> anyhow::Result<StageParam> {
                 let weight = if param.tied_copy { Weight::HeadW } else { param.spec.weight };
                 let local = layer_of(param).map(|layer| layer - first_layer);
                 let name = core_name(weight, local)
                     .with_context(|| format!("Megatron has no {}", param.name))?;
-                let table = &self.checkpoint.index;
-                let ours = if param.tied_copy { "embed.token" } else { &param.name };
-                let tensor = table
-                    .tensor(ours)
-                    .with_context(|| format!("the checkpoint has no {ours}"))?;
-                let rows = if param.spec.vocab { self.rows } else { tensor.shape[0] };
-                let whole = [rows, tensor.shape.get(1).copied().unwrap_or(1)];
+                let read = if param.tied_copy { embedding } else { param }.clone();
+                let shape = saved_shape(&read, model.vocab);
+                let rows = if param.spec.vocab { self.rows } else { shape[0] };
+                let whole = [rows, shape.get(1).copied().unwrap_or(1)];
                 let gated = model.ffn == manifest::Ffn::Swiglu;
                 let cuts = (0..self.tensor)
                     .map(|rank| TensorPart::for_rank(param, whole, [rank, self.tensor], gated))
                     .collect();
-                Ok(StageParam { param: param.clone(), tensor, name, cuts })
+                Ok(StageParam { param: param.clone(), read, shape, name, cuts })
             })
             .collect()
     }
 
     /// The values of a rank's file, but for the numbers of tensors.
     fn root(&self, pieces: &[StageParam], rank: usize) -> Out {
-        let index = &self.checkpoint.index;
+        let facts = self.source.facts();
         let stored = |number: usize, storage: usize, element: Element| {
             let piece = &pieces[number];
             let [rows, cols] = piece.cuts[rank].shape();
-            let shape = if piece.tensor.shape.len() == 1 { vec![rows] } else { vec![rows, cols] };
+            let shape = if piece.shape.len() == 1 { vec![rows] } else { vec![rows, cols] };
             Out::Tensor(Stored { key: STORAGES * number + storage, element, shape })
         };
         let model = pieces.iter().enumerate().map(|(number, piece)| {
             (Out::from(piece.name.as_str()), stored(number, 0, self.element))
         });
-        let args = arguments(self.m, &index.state, [self.tensor, self.pipeline], self.rows);
+        let args = arguments(&self.m, facts, [self.tensor, self.pipeline], self.rows);
         let mut entries = vec![
             (Out::from("args"), Out::Namespace(args)),
             (Out::from("checkpoint_version"), Out::from(3.0)),
-            (Out::from("iteration"), Out::from(index.progress.step)),
+            (Out::from("iteration"), Out::from(facts.step)),
             (Out::from("model"), Out::Dict(model.collect())),
-            (Out::from("opt_param_scheduler"), scheduler(self.m, &index.state)),
+            (Out::from("opt_param_scheduler"), scheduler(&self.m, facts)),
         ];
         if self.states {
             entries.push((Out::from("optimizer"), self.optimizer(pieces, &stored)));
@@ -222,7 +252,7 @@ impl<'c> Export<'c> {
 
     /// Notes about what Megatron-LM does otherwise.
     fn notes(&self) -> Vec<String> {
-        let mut notes = late_rate(self.m, "Megatron-LM");
+        let mut notes = late_rate(&self.m, "Megatron-LM");
         if self.m.data.rule != DataRule::MegatronCore {
             let order = "the run's order of samples is Megatron-DeepSpeed's, not Megatron-Core's";
             notes.push(order.into());
@@ -236,8 +266,8 @@ impl<'c> Export<'c> {
         pieces: &[StageParam],
         stored: &dyn Fn(usize, usize, Element) -> Out,
     ) -> Out {
-        let m = self.m;
-        let state = &self.checkpoint.index.state;
+        let m = &self.m;
+        let facts = self.source.facts();
         let numbers = |decay: bool| -> Vec<usize> {
             let found = pieces.iter().enumerate();
             found
@@ -264,16 +294,15 @@ impl<'c> Export<'c> {
                 );
                 states.push((Out::from(states.len()), moments));
             }
-            let updates = state.optimizer.groups.first().map_or(0, |group| group.step);
             let weight_decay = if decay { f64::from(m.optimizer.weight_decay()) } else { 0.0 };
             groups.push(Out::named([
-                ("lr", Out::from(state.lr)),
+                ("lr", Out::from(facts.lr)),
                 ("wd_mult", Out::from(if decay { 1.0 } else { 0.0 })),
                 ("lr_mult", Out::from(1.0)),
                 ("is_expert_parallel", Out::from(false)),
                 ("is_decoupled_lr", Out::from(false)),
                 ("weight_decay", Out::from(weight_decay)),
-                ("step", Out::from(updates)),
+                ("step", Out::from(facts.updates)),
                 ("params", Out::List((first..states.len()).map(Out::from).collect())),
             ]));
             masters.push(Out::List(
@@ -289,7 +318,7 @@ impl<'c> Export<'c> {
         }
         let mut outer =
             vec![("optimizer", Out::named(inner)), ("fp32_from_fp16_params", Out::List(masters))];
-        if let Some(scale) = &state.loss_scale {
+        if let Some(scale) = &facts.loss_scale {
             outer.push((
                 "grad_scaler",
                 Out::named([

@@ -11,6 +11,7 @@ pub const OLMO_MODEL: &str = "model_and_optim";
 /// A trainer's layout of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
+    Gptrain,
     HuggingFace,
     MegatronDeepSpeed,
     DeepSpeedZero3,
@@ -22,7 +23,8 @@ pub enum Format {
 
 impl Format {
     /// Every format with its name on the command line and its name in messages.
-    pub const ALL: [(Format, &'static str, &'static str); 7] = [
+    pub const ALL: [(Format, &'static str, &'static str); 8] = [
+        (Format::Gptrain, "gptrain", "gptrain"),
         (Format::HuggingFace, "hf", "Hugging Face"),
         (Format::MegatronDeepSpeed, "megatron-deepspeed", "Megatron-DeepSpeed"),
         (Format::DeepSpeedZero3, "deepspeed-zero3", "DeepSpeed ZeRO-3"),

@@ -42,7 +42,7 @@ mod settings;
 mod topology;
 
 pub use detect::{Format, detect};
-pub use export::{Written, export, export_universal};
+pub use export::{MegatronExport, UniversalExport, Written};
 pub use replica_merger::Drift;
 pub use resemblance::resemblance;
 pub use run::ForeignRun;
@@ -53,7 +53,7 @@ use arguments::Arguments;
 use base::Problems;
 use engine::{MASTER, SECOND};
 use manifest::dialects::Dialect;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The remedy for a folder that was not copied whole.
 const COPY_AGAIN: &str = "copy the folder of the step whole";
@@ -154,6 +154,33 @@ pub struct Choices {
     pub mask_padding: bool,
     /// `KEY=VALUE` of settings in place of those that are found.
     pub sets: Vec<String>,
+    /// Format of the folder; None to detect it.
+    pub format: Option<Format>,
+    /// Folder of the new run, if one is made.
+    pub run: Option<PathBuf>,
+    pub needed: Needed,
+}
+
+/// Settings that have to be known. Others that the files do not have get an example.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Needed {
+    /// All: the run will train.
+    #[default]
+    All,
+    /// Those of the model and of the batch: for an estimate.
+    Plan,
+    /// Those of the model: for its tensors.
+    Tensors,
+}
+
+impl Needed {
+    pub fn has(self, key: &str) -> bool {
+        match self {
+            Needed::All => true,
+            Needed::Plan => key.starts_with("model.") || key.starts_with("batch."),
+            Needed::Tensors => key.starts_with("model."),
+        }
+    }
 }
 
 /// The loss scale of an fp16 run.
@@ -197,7 +224,7 @@ pub struct RunDescription {
 
 impl RunDescription {
     /// Folder of which no value is read.
-    fn new(format: Format, trainer: impl Into<String>, folder: &Path) -> RunDescription {
+    pub fn new(format: Format, trainer: impl Into<String>, folder: &Path) -> RunDescription {
         RunDescription {
             format,
             trainer: trainer.into(),
@@ -260,7 +287,7 @@ impl RunDescription {
     }
 
     /// States that are read.
-    fn read_states(&self) -> &'static [AdamState] {
+    pub fn read_states(&self) -> &'static [AdamState] {
         if self.without_states.is_none() { &AdamState::ALL } else { &[AdamState::Master] }
     }
 
@@ -312,6 +339,12 @@ fn read(from: &Path, format: Format, choices: &Choices) -> anyhow::Result<Foreig
         Format::MegatronLegacy => megatron::open(from, choices),
         Format::MegatronDist => dist::open(from, choices),
         Format::PytorchDcp => dcp::open(from, choices),
+        Format::Gptrain => Err(Problems::one(
+            from.display().to_string(),
+            "is read as another trainer's folder, and gptrain is not another",
+            "leave --format out",
+        )
+        .into()),
         Format::HuggingFace => Err(Problems::one(
             from.display().to_string(),
             "is a Hugging Face folder, which has no optimizer's states",

@@ -37,6 +37,11 @@ pub fn carry(from: &Path, to: &Path) -> anyhow::Result<()> {
         .try_for_each(|name| copy(from, to, name).map(drop))
 }
 
+/// Whether a folder has files that were beside imported weights.
+pub fn carries(folder: &Path) -> bool {
+    folder.join(CONFIG).exists()
+}
+
 /// Copies the files that belong to a tokenizer.json or vocab.json. Beside a file with another name, they
 /// may belong to another tokenizer.
 pub fn carry_beside(tokenizer: &Path, to: &Path) -> anyhow::Result<()> {
@@ -81,15 +86,13 @@ pub struct Companions {
 }
 
 impl Companions {
-    /// Files of a run in the folder `run`, with its `tokenizer` (`crate::tokenizer`).
+    /// Files of weights that came with those of the folder `carried`, with their `tokenizer`
+    /// (`crate::tokenizer`).
     pub fn new(
-        run: Option<&Path>,
+        carried: Option<PathBuf>,
         tokenizer: Option<&Path>,
         eod: Option<u32>,
     ) -> anyhow::Result<Companions> {
-        let carried = run
-            .map(|run| run.join(FOLDER))
-            .filter(|folder| folder.join(CONFIG).exists());
         let tokenizer = tokenizer
             .map(tokenizer::files)
             .transpose()?

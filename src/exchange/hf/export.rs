@@ -1,22 +1,22 @@
 //! Writes a checkpoint as a Hugging Face folder.
 
 use super::companions::Companions;
-use super::companions::FOLDER;
 use super::config::{target, write_config};
 use super::family::dialect;
 use super::mup;
 use super::names::{HfTensor, tensors_of};
 use super::weights::{INDEX, ONE};
+use crate::foreign::AdamState;
+use crate::source::ParamSource;
 use crate::tokenizer;
 use anyhow::{Context, ensure};
 use base::output::Existing;
-use base::progress::{Progress, Unit};
 use base::{Bytes, DType};
 use checkpoint::atomic_folder::FolderKind;
-use checkpoint::{Checkpoint, Tensor, atomic_folder, safetensors};
-use engine::{MASTER, model_dtype};
-use manifest::{Family, Manifest, Model};
-use model::{Layout, ModelShard, ParamSpec};
+use checkpoint::{atomic_folder, safetensors};
+use engine::{model_dtype, saved_shape};
+use manifest::{Family, Model};
+use model::{Layout, ModelShard, Param};
 use serde_json::{Map, json};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -49,51 +49,59 @@ pub struct Exported {
     pub tokenizer: bool,
 }
 
-/// Writes config.json, the weights, and the tokenizer and generation settings of the run into `to`,
-/// which is new or empty, completely or not at all. Holds one tensor at a time.
-pub fn export(from: &Path, to: &Path, options: Options) -> anyhow::Result<Exported> {
-    let checkpoint = Checkpoint::open(from)?;
-    let m = checkpoint.manifest()?;
-    let family = target(&m.model, &from.display().to_string())?;
-    let dtype = options.dtype.unwrap_or(model_dtype(m.precision));
-    let companions = companions(from, &checkpoint, &m, options.tokenizer.as_deref())?;
-    let types = match options.dtype {
-        None if checkpoint.index.is_import() => checkpoint.index.imported_types.clone(),
-        _ => BTreeMap::new(),
-    };
-    let types = TensorTypes { usual: dtype, others: types };
-    let tokens = companions.token_ids();
-    let carried = companions.config().filter(|config| {
-        config.get(dialect(family).name("model.family")) == Some(&json!(family.name()))
-    });
-    atomic_folder::write(to, FolderKind::Model, options.existing, |to| {
-        let plan = FilePlan::new(&checkpoint, &m.model, family, types, options.shard)?;
-        let bytes = plan.write(&checkpoint, to)?;
-        let config = write_config(family, &m.model, torch_name(dtype), &tokens, carried);
-        let path = to.join("config.json");
-        fs::write(&path, config).with_context(|| format!("cannot write {}", path.display()))?;
-        let tokenizer = companions.write(to, &tokens)?;
-        let files = plan.files.len();
-        Ok(Exported { family, dtype, bytes: Bytes(bytes), files, tokenizer })
-    })
+/// A Hugging Face folder that is to be written.
+pub struct Export<'s> {
+    source: &'s mut ParamSource,
+    options: Options,
+    family: Family,
+    dtype: DType,
+    companions: Companions,
+    plan: FilePlan,
 }
 
-/// Files that are exported with the weights of a checkpoint.
-fn companions(
-    from: &Path,
-    checkpoint: &Checkpoint,
-    m: &Manifest,
-    asked: Option<&Path>,
-) -> anyhow::Result<Companions> {
-    let run = from
-        .parent()
-        .and_then(Path::parent)
-        .unwrap_or(&m.log.folder);
-    let run = if run.join(FOLDER).exists() { run } else { &m.log.folder };
-    let run = checkpoint.index.imported.is_some().then_some(run);
-    let own = tokenizer::own(from, m.data.tokenizer.as_deref());
-    let path = tokenizer::choose(asked, own, m.model.vocab)?;
-    Companions::new(run, path.as_deref(), m.data.eod.map(|eod| eod.token))
+impl<'s> Export<'s> {
+    /// Plans the export of a checkpoint. Fails if no family has its model.
+    pub fn new(source: &'s mut ParamSource, options: Options) -> anyhow::Result<Export<'s>> {
+        let m = source.manifest();
+        let family = target(&m.model, &source.facts().folder)?;
+        let dtype = options.dtype.unwrap_or(model_dtype(m.precision));
+        let asked = options.tokenizer.as_deref();
+        let tokenizer = tokenizer::choose(asked, source.tokenizer.clone(), m.model.vocab)?;
+        let eod = m.data.eod.map(|eod| eod.token);
+        let companions = Companions::new(source.carried.clone(), tokenizer.as_deref(), eod)?;
+        let others = match options.dtype {
+            None => source.other_types(),
+            Some(_) => BTreeMap::new(),
+        };
+        let types = TensorTypes { usual: dtype, others };
+        let plan = FilePlan::new(&m.model, family, types, options.shard)?;
+        Ok(Export { source, options, family, dtype, companions, plan })
+    }
+
+    /// Bytes of the weights.
+    pub fn bytes(&self) -> Bytes {
+        Bytes(self.plan.bytes())
+    }
+
+    /// Writes config.json, the weights, and the tokenizer and generation settings into `to`, which is
+    /// new or empty, completely or not at all. Holds one parameter at a time.
+    pub fn write(self, to: &Path) -> anyhow::Result<Exported> {
+        let Export { source, options, family, dtype, companions, plan } = self;
+        let tokens = companions.token_ids();
+        let carried = companions.config().filter(|config| {
+            config.get(dialect(family).name("model.family")) == Some(&json!(family.name()))
+        });
+        atomic_folder::write(to, FolderKind::Model, options.existing, |to| {
+            let bytes = plan.write(source, to)?;
+            let model = &source.manifest().model;
+            let config = write_config(family, model, torch_name(dtype), &tokens, carried);
+            let path = to.join("config.json");
+            fs::write(&path, config).with_context(|| format!("cannot write {}", path.display()))?;
+            let tokenizer = companions.write(to, &tokens)?;
+            let files = plan.files.len();
+            Ok(Exported { family, dtype, bytes: Bytes(bytes), files, tokenizer })
+        })
+    }
 }
 
 /// Name of a type in config.json.
@@ -128,49 +136,42 @@ impl TensorTypes {
 }
 
 /// Assignment of tensors to files.
-struct FilePlan<'c> {
-    model: &'c Model,
-    /// Each weight of the checkpoint, and its tensors in the export.
-    weights: Vec<(&'c Tensor, ParamSpec, Vec<HfTensor>)>,
+struct FilePlan {
+    params: Vec<Param>,
     types: TensorTypes,
-    /// Tensors of each file, in the order of writing.
-    files: Vec<Vec<HfTensor>>,
+    /// Tensors of each file, in the order of writing, with the numbers of their parameters.
+    files: Vec<Vec<(usize, HfTensor)>>,
 }
 
-impl<'c> FilePlan<'c> {
+impl FilePlan {
     fn new(
-        checkpoint: &'c Checkpoint,
-        model: &'c Model,
+        model: &Model,
         family: Family,
         types: TensorTypes,
         shard: Bytes,
-    ) -> anyhow::Result<FilePlan<'c>> {
+    ) -> anyhow::Result<FilePlan> {
         let layout = Layout::new(model, ModelShard::whole(model));
-        let mut weights = Vec::new();
-        for param in layout.params() {
-            let tensor = checkpoint
-                .index
-                .tensor(&param.name)
-                .with_context(|| format!("the checkpoint has no {}", param.name))?;
-            let theirs = tensors_of(family, param, &tensor.shape, model.heads());
-            ensure!(!theirs.is_empty(), "{} has no place in a {}", param.name, family.name());
-            weights.push((tensor, param.spec, theirs));
-        }
+        let params: Vec<Param> = layout.params().cloned().collect();
         let mut files = vec![Vec::new()];
         let mut held = 0;
-        for tensor in weights.iter().flat_map(|(.., theirs)| theirs) {
-            let bytes = types.bytes(tensor);
-            if held > 0 && held + bytes > shard.0 {
-                files.push(Vec::new());
-                held = 0;
+        for (number, param) in params.iter().enumerate() {
+            let shape = saved_shape(param, model.vocab);
+            let theirs = tensors_of(family, param, &shape, model.heads());
+            ensure!(!theirs.is_empty(), "{} has no place in a {}", param.name, family.name());
+            for tensor in theirs {
+                let bytes = types.bytes(&tensor);
+                if held > 0 && held + bytes > shard.0 {
+                    files.push(Vec::new());
+                    held = 0;
+                }
+                held += bytes;
+                files
+                    .last_mut()
+                    .expect("one from the start")
+                    .push((number, tensor));
             }
-            held += bytes;
-            files
-                .last_mut()
-                .expect("one from the start")
-                .push(tensor.clone());
         }
-        Ok(FilePlan { model, weights, types, files })
+        Ok(FilePlan { params, types, files })
     }
 
     fn file(&self, number: usize) -> String {
@@ -180,30 +181,33 @@ impl<'c> FilePlan<'c> {
         }
     }
 
+    fn tensors(&self) -> impl Iterator<Item = &HfTensor> {
+        self.files.iter().flatten().map(|(_, tensor)| tensor)
+    }
+
+    /// Bytes of the weights.
+    fn bytes(&self) -> u64 {
+        self.tensors().map(|tensor| self.types.bytes(tensor)).sum()
+    }
+
     /// Writes all files, and an index if there are several. Returns the bytes.
-    fn write(&self, checkpoint: &Checkpoint, to: &Path) -> anyhow::Result<u64> {
-        let mut values = self.values(checkpoint);
-        let numbers: usize = self.files.iter().flatten().map(HfTensor::numel).sum();
-        let total = self
-            .files
-            .iter()
-            .flatten()
-            .map(|tensor| self.types.bytes(tensor))
-            .sum();
-        let progress = Progress::new("exporting", total, Unit::Bytes);
+    fn write(&self, source: &mut ParamSource, to: &Path) -> anyhow::Result<u64> {
+        let numbers: usize = self.tensors().map(HfTensor::numel).sum();
+        source.show_progress("exporting", 4 * numbers as u64);
+        let mut ours = OpenParam { number: None, values: Vec::new() };
         let mut bytes = 0;
         let mut map = Map::new();
         for (number, tensors) in self.files.iter().enumerate() {
             let file = self.file(number);
-            bytes += self.write_file(&to.join(&file), tensors, &mut values, &progress)?;
+            bytes += self.write_file(&to.join(&file), tensors, &mut ours, source)?;
             map.extend(
                 tensors
                     .iter()
-                    .map(|tensor| (tensor.name.clone(), json!(file))),
+                    .map(|(_, tensor)| (tensor.name.clone(), json!(file))),
             );
         }
         if self.files.len() > 1 {
-            let metadata = json!({"total_parameters": numbers, "total_size": total});
+            let metadata = json!({"total_parameters": numbers, "total_size": self.bytes()});
             let index = json!({"metadata": metadata, "weight_map": map});
             let path = to.join(INDEX);
             let text = format!("{index:#}\n");
@@ -213,34 +217,15 @@ impl<'c> FilePlan<'c> {
         Ok(bytes)
     }
 
-    /// Values of every tensor, in the order of the files.
-    fn values(&self, checkpoint: &Checkpoint) -> impl Iterator<Item = anyhow::Result<Vec<f32>>> {
-        self.weights.iter().flat_map(|(tensor, spec, theirs)| {
-            let whole = checkpoint.whole(tensor, MASTER);
-            let (ours, error) = match whole {
-                Ok(mut ours) => {
-                    mup::fold(spec, self.model, &mut ours);
-                    (ours, None)
-                }
-                Err(error) => (Vec::new(), Some(Err(error))),
-            };
-            let count = if error.is_some() { 0 } else { theirs.len() };
-            let taken = theirs[..count]
-                .iter()
-                .map(move |theirs| Ok(theirs.take(&ours)));
-            error.into_iter().chain(taken)
-        })
-    }
-
     fn write_file(
         &self,
         path: &Path,
-        tensors: &[HfTensor],
-        values: &mut impl Iterator<Item = anyhow::Result<Vec<f32>>>,
-        progress: &Progress,
+        tensors: &[(usize, HfTensor)],
+        ours: &mut OpenParam,
+        source: &mut ParamSource,
     ) -> anyhow::Result<u64> {
         let failed = || format!("cannot write {}", path.display());
-        let wanted = tensors.iter().map(|tensor| {
+        let wanted = tensors.iter().map(|(_, tensor)| {
             let dtype = safetensors::dtype_name(self.types.dtype(tensor));
             (tensor.name.clone(), dtype, tensor.shape.clone())
         });
@@ -248,18 +233,41 @@ impl<'c> FilePlan<'c> {
         let (header, data) = safetensors::header(&wanted.collect::<Vec<_>>(), &metadata, 64)?;
         let mut out = BufWriter::with_capacity(1 << 20, File::create(path).with_context(failed)?);
         out.write_all(&header).with_context(failed)?;
-        for (tensor, values) in tensors.iter().zip(values) {
-            let values = values?;
+        for (number, tensor) in tensors {
+            ours.read(*number, &self.params[*number], source)?;
+            let values = tensor.take(&ours.values);
             let written = match self.types.dtype(tensor).halves(&values) {
                 Some(bits) => out.write_all(bytemuck::cast_slice(&bits)),
                 None => out.write_all(bytemuck::cast_slice(&values)),
             };
             written.with_context(failed)?;
-            progress.add(self.types.bytes(tensor));
         }
         out.into_inner()
             .map_err(|error| error.into_error())
             .with_context(failed)?;
         Ok(header.len() as u64 + data)
+    }
+}
+
+/// Parameter that is in memory until another one is read.
+struct OpenParam {
+    number: Option<usize>,
+    values: Vec<f32>,
+}
+
+impl OpenParam {
+    fn read(
+        &mut self,
+        number: usize,
+        param: &Param,
+        source: &mut ParamSource,
+    ) -> anyhow::Result<()> {
+        if self.number != Some(number) {
+            self.values = Vec::new(); // before the next is read
+            self.values = source.read_valid(param, AdamState::Master)?;
+            self.number = Some(number);
+            mup::fold(&param.spec, &source.manifest().model, &mut self.values);
+        }
+        Ok(())
     }
 }

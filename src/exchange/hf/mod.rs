@@ -10,7 +10,7 @@
 //! | `companions` | tokenizer and generation settings |
 //! | `load` | weights of a folder on a rank of any grid, for scores |
 //! | `mup` | folds the factors of `model.mup`, which no family has, into the weights |
-//! | `export` | writes a checkpoint as a folder; `train::import` is the reverse |
+//! | `export` | writes a checkpoint as a folder |
 
 mod companions;
 mod config;
@@ -21,9 +21,9 @@ mod mup;
 mod names;
 mod weights;
 
-pub use companions::{Companions, FOLDER, carry, carry_beside, end_tokens, tokenizer_in};
+pub use companions::{Companions, FOLDER, carries, carry, carry_beside, end_tokens, tokenizer_in};
 pub use config::{HfConfig, TokenIds, read_config};
-pub use export::{Exported, Options, export};
+pub use export::{Export, Exported, Options};
 pub use load::load_weights;
 pub use names::{HfTensor, tensors_of};
 pub use weights::Weights;

@@ -163,6 +163,9 @@ pub fn model_section(model: &Model) -> String {
     format!("model:\n{}", lines.collect::<String>())
 }
 
+/// Settings of a model that do not depend on its weights; seq_len is another.
+pub const FREE_MODEL_SETTINGS: [&str; 3] = ["model.dropout", "model.init", "model.vocab_multiple"];
+
 /// JSON of a model's settings by key. Defaults that depend on other settings are written out, so
 /// that equal models have equal settings.
 pub fn model_settings(model: &Model) -> serde_json::Map<String, serde_json::Value> {

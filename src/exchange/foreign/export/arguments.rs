@@ -1,10 +1,10 @@
 //! A manifest as Megatron's arguments: those that an import reads.
 
 use super::super::super::torch::{Element, Out};
+use super::super::RunDescription;
 use super::problem;
 use crate::shortest;
 use base::Problems;
-use checkpoint::State;
 use manifest::dialects::Dialect;
 use manifest::{
     Bias, Manifest, NormKind, Position, Precision, RopeScaling, Sequences, settings_json,
@@ -87,7 +87,7 @@ impl Arguments {
 /// `args`, for `[tensor, pipeline]` ranks; `rows` is the padded vocabulary.
 pub fn arguments(
     m: &Manifest,
-    state: &State,
+    facts: &RunDescription,
     [tensor, pipeline]: [usize; 2],
     rows: usize,
 ) -> Vec<(String, Out)> {
@@ -99,8 +99,8 @@ pub fn arguments(
     args.put("transformer_impl", "transformer_engine");
     args.put("topology.zero: 1", false);
     args.put("ckpt_format", "torch");
-    args.put("consumed_train_samples", state.progress.consumed_samples);
-    args.put("iteration", state.progress.step);
+    args.put("consumed_train_samples", facts.samples);
+    args.put("iteration", facts.step);
     shape(m, &mut args);
     training(m, &mut args);
     data(m, &mut args);
@@ -197,7 +197,7 @@ fn data(m: &Manifest, args: &mut Arguments) {
 }
 
 /// The state of `OptimizerParamScheduler`, whose steps are samples.
-pub fn scheduler(m: &Manifest, state: &State) -> Out {
+pub fn scheduler(m: &Manifest, facts: &RunDescription) -> Out {
     let (style, samples) = decay(m);
     let decay = f64::from(m.optimizer.weight_decay());
     let name = |key| Dialect::Schedule.name(key);
@@ -205,7 +205,7 @@ pub fn scheduler(m: &Manifest, state: &State) -> Out {
         (name("lr.peak"), m.lr.peak.into()),
         (name("lr.min"), m.lr.min.into()),
         (name("lr.warmup_samples"), m.lr.warmup_samples.into()),
-        ("num_steps", state.progress.consumed_samples.into()),
+        ("num_steps", facts.samples.into()),
         (name("lr.decay"), style.into()),
         (name("lr.decay.cosine.samples"), samples.into()),
         ("start_wd", decay.into()),

@@ -3,32 +3,50 @@
 
 use super::super::super::torch::{Element, Out, Stored, TorchWriter};
 use super::super::deepspeed::layers::pipe_name;
+use super::super::{AdamState, RunDescription};
 use super::arguments::{arguments, scheduler};
 use super::{MOMENTS, Written, late_rate, problem};
+use crate::source::ParamSource;
 use anyhow::Context;
 use base::Bytes;
 use base::output::Existing;
-use checkpoint::atomic_folder::FolderKind;
-use checkpoint::{Checkpoint, atomic_folder};
-use engine::MASTER;
+use checkpoint::atomic_folder::{self, FolderKind};
+use engine::saved_shape;
 use manifest::dialects::Dialect;
 use manifest::{Bias, DataRule, Ffn, Manifest, NormKind, Position};
 use model::{Layout, ModelShard, Param, TpSplit};
 use std::fs;
 use std::path::Path;
 
-/// Writes `to` as a universal folder, all of it or nothing.
-pub fn export_universal(from: &Path, to: &Path, existing: Existing) -> anyhow::Result<Written> {
-    let checkpoint = Checkpoint::open(from)?;
-    let m = checkpoint.manifest()?;
-    refused(&m, &checkpoint, &from.display().to_string())?;
-    atomic_folder::write(to, FolderKind::Model, existing, |temporary| {
-        write(&checkpoint, &m, temporary)
-    })
+/// A universal folder that is to be written.
+pub struct UniversalExport<'s>(&'s mut ParamSource);
+
+impl<'s> UniversalExport<'s> {
+    /// Plans the export of a checkpoint. Fails if Megatron-DeepSpeed's pipeline has no such model, or
+    /// there are no states.
+    pub fn new(source: &'s mut ParamSource) -> anyhow::Result<UniversalExport<'s>> {
+        refused(source.manifest(), source.has_moments(), &source.facts().folder)?;
+        Ok(UniversalExport(source))
+    }
+
+    /// Bytes of the values.
+    pub fn bytes(&self) -> Bytes {
+        let states = AdamState::ALL.len() as u64;
+        Bytes(4 * states * model::parameters(&self.0.manifest().model))
+    }
+
+    /// Writes `to` as a universal folder, all of it or nothing.
+    pub fn write(self, to: &Path, existing: Existing) -> anyhow::Result<Written> {
+        let bytes = self.bytes();
+        atomic_folder::write(to, FolderKind::Model, existing, |temporary| {
+            self.0.show_progress("exporting", bytes.0);
+            write(self.0, temporary)
+        })
+    }
 }
 
 /// An error if Megatron-DeepSpeed's pipeline has no such model, or there are no states.
-fn refused(m: &Manifest, checkpoint: &Checkpoint, place: &str) -> anyhow::Result<()> {
+fn refused(m: &Manifest, has_moments: bool, place: &str) -> anyhow::Result<()> {
     let model = &m.model;
     let place_known = matches!(model.position, Position::Alibi | Position::Learned);
     let cases = [
@@ -43,7 +61,7 @@ fn refused(m: &Manifest, checkpoint: &Checkpoint, place: &str) -> anyhow::Result
         (!model.pattern.is_empty(), "kinds of layers are not written"),
         (model.logit_softcap.is_some(), "it does not cap logits"),
         (model.mup.is_some(), "µP's factors are not in such a folder"),
-        (!checkpoint.has_adamw(), "the checkpoint has no states of AdamW"),
+        (!has_moments, "the checkpoint has no states of AdamW"),
     ];
     let what = cases
         .into_iter()
@@ -52,9 +70,9 @@ fn refused(m: &Manifest, checkpoint: &Checkpoint, place: &str) -> anyhow::Result
     Ok(problem(place, what.collect())?)
 }
 
-fn write(checkpoint: &Checkpoint, m: &Manifest, to: &Path) -> anyhow::Result<Written> {
-    let index = &checkpoint.index;
-    let step = index.progress.step;
+fn write(source: &mut ParamSource, to: &Path) -> anyhow::Result<Written> {
+    let m = source.manifest().clone();
+    let step = source.facts().step;
     let name = format!("global_step{step}_universal");
     let folder = to.join(&name);
     let mut files = 0;
@@ -66,22 +84,20 @@ fn write(checkpoint: &Checkpoint, m: &Manifest, to: &Path) -> anyhow::Result<Wri
     for param in layout.params() {
         let theirs = pipe_name(param, m.model.layers)
             .with_context(|| format!("Megatron-DeepSpeed has no {}", param.name))?;
-        let tensor = index
-            .tensor(&param.name)
-            .with_context(|| format!("the checkpoint has no {}", param.name))?;
+        let shape = saved_shape(param, m.model.vocab);
         let path = folder.join("zero").join(theirs);
         create(&path)?;
-        for (state, file) in [(MASTER, "fp32"), MOMENTS[0], MOMENTS[1]] {
-            let values = checkpoint.whole(tensor, state)?;
-            let root = whole(param, &tensor.shape);
+        for (state, file) in [(AdamState::Master, "fp32"), MOMENTS[0], MOMENTS[1]] {
+            let values = source.read_valid(param, state)?;
+            let root = whole(param, &shape);
             let mut writer = TorchWriter::create(&path.join(format!("{file}.pt")), &root)?;
             writer.storage(0, bytemuck::cast_slice(&values))?;
             bytes += writer.finish()?;
             files += 1;
         }
     }
-    for (path, root) in
-        [("zero/optimizer_state.pt", optimizer(checkpoint, m)), (MAIN, main(m, checkpoint))]
+    let facts = source.facts();
+    for (path, root) in [("zero/optimizer_state.pt", optimizer(&m, facts)), (MAIN, main(&m, facts))]
     {
         bytes += TorchWriter::create(&folder.join(path), &root)?.finish()?;
         files += 1;
@@ -90,7 +106,7 @@ fn write(checkpoint: &Checkpoint, m: &Manifest, to: &Path) -> anyhow::Result<Wri
     fs::write(&latest, &name).with_context(|| format!("cannot write {}", latest.display()))?;
     let states = true;
     let padding = 0;
-    let notes = notes(m);
+    let notes = notes(&m);
     Ok(Written { step, files, bytes: Bytes(bytes), states, padding, notes })
 }
 
@@ -113,14 +129,12 @@ fn whole(param: &Param, shape: &[usize]) -> Out {
 }
 
 /// The optimizer's groups: of what decays, and of the rest.
-fn optimizer(checkpoint: &Checkpoint, m: &Manifest) -> Out {
-    let state = &checkpoint.index.state;
-    let updates = state.optimizer.groups.first().map_or(0, |group| group.step);
+fn optimizer(m: &Manifest, facts: &RunDescription) -> Out {
     let groups = [f64::from(m.optimizer.weight_decay()), 0.0].map(|decay| {
         Out::named([
-            ("lr", Out::from(state.lr)),
+            ("lr", Out::from(facts.lr)),
             ("weight_decay", Out::from(decay)),
-            ("step", Out::from(updates)),
+            ("step", Out::from(facts.updates)),
         ])
     });
     let clip = m.optimizer.clip().map_or(0.0, f64::from);
@@ -128,9 +142,8 @@ fn optimizer(checkpoint: &Checkpoint, m: &Manifest) -> Out {
 }
 
 /// Arguments, step and schedule.
-fn main(m: &Manifest, checkpoint: &Checkpoint) -> Out {
-    let state = &checkpoint.index.state;
-    let mut args = arguments(m, state, [1, 1], m.model.vocab);
+fn main(m: &Manifest, facts: &RunDescription) -> Out {
+    let mut args = arguments(m, facts, [1, 1], m.model.vocab);
     let alibi = matches!(m.model.position, Position::Alibi);
     let position = if alibi { "alibi" } else { "absolute" };
     let name = |key| Dialect::Megatron.name(key);
@@ -147,9 +160,9 @@ fn main(m: &Manifest, checkpoint: &Checkpoint) -> Out {
     Out::named([
         ("args", Out::Namespace(args)),
         ("checkpoint_version", Out::from(3.0)),
-        ("iteration", Out::from(checkpoint.index.progress.step)),
-        ("tokens", Out::from(state.consumed_tokens)),
-        ("lr_scheduler", scheduler(m, state)),
+        ("iteration", Out::from(facts.step)),
+        ("tokens", Out::from(facts.tokens)),
+        ("lr_scheduler", scheduler(m, facts)),
         ("universal_checkpoint_info", Out::named(info)),
     ])
 }
