@@ -2,6 +2,7 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | `diff` | compares two checkpoints of any formats |
 //! | `foreign` | checkpoints of other trainers, with their optimizer's states |
 //! | `hf` | folders of Hugging Face's transformers |
 //! | `inspect` | looks into checkpoints of other programs |
@@ -12,6 +13,7 @@
 //!
 //! Does not know how a checkpoint is stored, nor how a run begins.
 
+pub mod diff;
 pub mod foreign;
 pub mod hf;
 pub mod inspect;
