@@ -175,7 +175,8 @@ fn mistakes_of_a_conversion_are_named() {
             Box::new(|folder| {
                 let path = folder.join("config.json");
                 let text = fs::read_to_string(&path).unwrap();
-                let changed = text.replace("\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 1e-06");
+                let changed =
+                    text.replace("\"rms_norm_eps\": 0.00001", "\"rms_norm_eps\": 0.000001");
                 assert_ne!(text, changed);
                 fs::write(path, changed).unwrap();
             }),
@@ -214,6 +215,12 @@ fn roundings_padding_and_other_models_are_named() {
             "weight of embed.token: only A has rows 251 to 255, which pad the vocabulary",
             "1 of 29 tensors differ",
         ],
+    );
+    convert("both", &["--mask-padding"]);
+    let done = diff(&lab, "both", "bloom");
+    says(
+        &done,
+        &["only A has rows 251 to 255, which pad the vocabulary, and B is rounded to bf16"],
     );
     saved_copy(&lab);
     let done = diff(&lab, "gpt2", "bloom");

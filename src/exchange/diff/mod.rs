@@ -118,12 +118,12 @@ fn open(a: &Path, b: &Path, sets: &[String]) -> Result<[ParamSource; 2]> {
         let given = given_by(&a.manifest().model, &wanted_of_b);
         return Ok([a, open_one(b, &[sets, &given].concat())?]);
     }
-    let given = match wanted_of_b.is_empty() {
-        true => given_by(&open_one(b, sets)?.manifest().model, &wanted_of_a),
-        false => Vec::new(), // the error lists them
-    };
-    let a = open_one(a, &[sets, &given].concat())?;
-    Ok([a, open_one(b, sets)?])
+    if !wanted_of_b.is_empty() {
+        return Ok([open_one(a, sets)?, open_one(b, sets)?]); // the error lists them
+    }
+    let b = open_one(b, sets)?;
+    let given = given_by(&b.manifest().model, &wanted_of_a);
+    Ok([open_one(a, &[sets, &given].concat())?, b])
 }
 
 /// Grid of one rank: that of the files may not suit the batch, which does not matter here.
@@ -250,14 +250,23 @@ fn compare(model: &Model, param: &Param, a: &[f32], b: &[f32]) -> Option<Differe
         cols,
     };
     let common = a.len().min(b.len());
-    if !is_same(&a[..common], &b[..common]) {
-        return Some(explain(&a[..common], &b[..common], form));
+    let difference = if is_same(&a[..common], &b[..common]) {
+        None
+    } else {
+        Some(explain(&a[..common], &b[..common], form))
+    };
+    let rounded = match &difference {
+        Some(Difference { kind: Kind::Rounding, rounded }) => *rounded,
+        Some(_) => return difference,
+        None => None,
+    };
+    if a.len() == b.len() {
+        return difference;
     }
     let only_in = if a.len() > b.len() { Side::A } else { Side::B };
     let first = common / cols;
     let last = (a.len().max(b.len()) / cols).checked_sub(1)?;
-    (a.len() != b.len())
-        .then_some(Difference { kind: Kind::Padding { only_in, first, last }, rounded: None })
+    Some(Difference { kind: Kind::Padding { only_in, first, last }, rounded })
 }
 
 impl Diff {

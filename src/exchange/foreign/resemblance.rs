@@ -1,11 +1,11 @@
-//! Formats that a folder resembles which is none of them: renamed or copied in part.
+//! Formats that an unknown folder resembles, because it was renamed or copied in part.
 
 use super::format::{Format, by_names, list_names};
 use base::Problems;
 use std::path::Path;
 
-/// Formats with the names that their folders have. `*` is any text, and a name that ends with `/` is a
-/// folder's. The names that `detect` goes by are among them, so each row lacks one here.
+/// Formats with names that are in their folders, among them those that `detect` needs. `*` is any text, and
+/// a name that ends with `/` is a folder's.
 const SIGNS: &[(Format, &[&str])] = &[
     (Format::HuggingFace, &["config.json", "*.safetensors"]),
     (
@@ -15,13 +15,13 @@ const SIGNS: &[(Format, &[&str])] = &[
     (Format::DeepSpeedUniversal, &["zero/", "mp_rank_*_model_states.pt"]),
     (Format::MegatronLegacy, &["mp_rank_*/", "model_optim_rng.pt"]),
     (Format::PytorchDcp, &[".metadata", "__*_*.distcp"]),
-    (Format::MegatronDist, &[".metadata", "metadata.json", "common.pt", "__*_*.distcp"]),
+    (Format::MegatronDist, &[".metadata", "metadata.json", "__*_*.distcp"]),
 ];
 
 /// Folders that are looked into, at most.
 const MAX_FOLDERS: usize = 200;
 
-/// Message for a folder that is no checkpoint but resembles one or holds one; None if it does not.
+/// Message for a folder that resembles a checkpoint or has one in it; None for other folders.
 pub fn resemblance(from: &Path) -> anyhow::Result<Option<Problems>> {
     let place = from.display().to_string();
     if let Some((step, format)) = checkpoint_within(from)? {

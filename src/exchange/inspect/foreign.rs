@@ -1,6 +1,6 @@
 //! Inspection of a checkpoint of another trainer.
 
-use super::{Copies, Depth, Inspection, Overview, Progress, Row, StateRow};
+use super::{Depth, DriftedCopy, Inspection, Overview, Progress, Row, StateRow};
 use crate::foreign::{self, AdamState, Choices, ForeignRun, Format, RunDescription};
 use anyhow::Result;
 use base::progress::{self, Unit};
@@ -59,11 +59,11 @@ pub fn inspect(folder: &Path, format: Format, depth: Depth) -> Result<Inspection
     found.copies = copies
         .drifts()
         .iter()
-        .map(|drift| Copies::new(drift, false))
+        .map(|drift| DriftedCopy::new(drift, false))
         .collect();
     found
         .copies
-        .extend(copies.tied().map(|drift| Copies::new(drift, true)));
+        .extend(copies.tied().map(|drift| DriftedCopy::new(drift, true)));
     Ok(found)
 }
 
@@ -98,7 +98,7 @@ fn overview(found: &RunDescription, parameters: u64) -> Overview {
     }
 }
 
-/// What an import would say, and tensors that it would refuse.
+/// Notes of an import, and tensors that it would refuse.
 fn notes(run: &ForeignRun) -> Vec<String> {
     let found = run.description();
     let mut notes: Vec<String> = found

@@ -37,8 +37,8 @@ pub enum Depth {
 pub struct Inspection {
     pub overview: Overview,
     pub tensors: Vec<Row>,
-    /// Copies on tensor ranks that differ from the first rank's.
-    pub copies: Vec<Copies>,
+    /// States whose copies on tensor ranks differ from the first rank's.
+    pub copies: Vec<DriftedCopy>,
     /// Values that no update writes, and tensors that are missing or cannot be read.
     pub damage: Vec<String>,
     /// Unusual but harmless findings.
@@ -100,9 +100,9 @@ pub struct StateRow {
     pub stats: Stats,
 }
 
-/// Copies of a state that differ from the first rank's.
+/// State of a tensor whose copies differ from the first rank's.
 #[derive(Clone, Debug, Serialize)]
-pub struct Copies {
+pub struct DriftedCopy {
     pub name: String,
     pub state: &'static str,
     /// Tensor rank whose copy differs most.
@@ -113,10 +113,10 @@ pub struct Copies {
     pub tied: bool,
 }
 
-impl Copies {
-    fn new(drift: &Drift, tied: bool) -> Copies {
+impl DriftedCopy {
+    fn new(drift: &Drift, tied: bool) -> DriftedCopy {
         let Drift { name, state, rank, largest } = drift.clone();
-        Copies { name, state: state.saved_name(), rank, largest, tied }
+        DriftedCopy { name, state: state.saved_name(), rank, largest, tied }
     }
 }
 

@@ -16,7 +16,7 @@ impl Inspection {
         out.table(self.rows().titled("Tensors"));
         out.table(
             self.copies()
-                .titled("Copies that differ from tensor rank 0's"),
+                .titled("Drifted copies, compared with tensor rank 0's"),
         );
         out.line("");
         for note in &self.notes {
