@@ -33,7 +33,8 @@ pub struct InspectCkpt {
     diff: Option<PathBuf>,
     /// With --diff, a setting that the files of another program lack; without it, those of the model are
     /// the other checkpoint's
-    #[arg(long, value_name = "KEY=VALUE", requires = "diff", value_parser = SETTINGS, hide_possible_values = true)]
+    #[arg(long, value_name = "KEY=VALUE", requires = "diff")]
+    #[arg(value_parser = SETTINGS, hide_possible_values = true)]
     set: Vec<String>,
     /// Repeat the next steps on this machine's CPU and compare their losses with the recorded ones
     #[arg(long, value_name = "STEPS", value_parser = number::whole_in(1..=u64::MAX))]
