@@ -10,7 +10,7 @@ use base::progress::{Progress, Unit};
 use checkpoint::place::Place;
 use checkpoint::{self, Index};
 use engine::Frozen;
-use exchange::foreign::{self, Choices};
+use exchange::foreign::{self, Choices, Format};
 use exchange::hf::{self, HfConfig};
 use exchange::source::{self, ParamSource};
 use manifest::{Eod, Family, Manifest};
@@ -18,6 +18,9 @@ use std::path::{Path, PathBuf};
 
 /// File of a checkpoint of gptrain.
 const INDEX: &str = "index.json";
+
+/// Folder of a run's checkpoints.
+const CHECKPOINTS: &str = "checkpoints";
 
 /// File of a Hugging Face model.
 const CONFIG: &str = "config.json";
@@ -186,6 +189,22 @@ pub fn ensure_whole_model(path: &Path) -> Result<(), Problems> {
 /// The path, if it is a Hugging Face folder; None if it may be a checkpoint. The error says what else
 /// it is, and what to do with it.
 fn hugging_face_folder(path: &Path) -> anyhow::Result<Option<&Path>> {
+    match foreign_format(path)? {
+        None => Ok(None),
+        Some(Format::HuggingFace | Format::HfTrainer) => Ok(Some(path)),
+        Some(format) => {
+            let name = path.display();
+            Err(Problems::one(name.to_string(), format!("is a checkpoint of {}", format.name()), format!(
+                "import it first: `gptrain import {name} --output RUN`; with --dry it shows what \
+                 that run would be"
+            )).into())
+        }
+    }
+}
+
+/// Format of a folder that another program wrote. None for a checkpoint of gptrain, and for a folder that
+/// resembles none: the search for a checkpoint says so.
+pub fn foreign_format(path: &Path) -> anyhow::Result<Option<Format>> {
     if Place::is_url(path).is_some() {
         return Ok(None);
     }
@@ -194,16 +213,15 @@ fn hugging_face_folder(path: &Path) -> anyhow::Result<Option<&Path>> {
     if !path.is_dir() || checkpoint::find(path).is_ok_and(|found| found.join(INDEX).exists()) {
         return Ok(None);
     }
-    match foreign::detect(path) {
-        Ok(foreign::Format::HuggingFace | foreign::Format::HfTrainer) => Ok(Some(path)),
-        Ok(format) => {
-            let name = path.display();
-            Err(Problems::one(name.to_string(), format!("is a checkpoint of {}", format.name()), format!(
-                "import it first: `gptrain import {name} --output RUN`; with --dry it shows what \
-                 that run would be"
-            )).into())
-        }
-        Err(_) => Ok(None), // an empty run: the search for a checkpoint says so
+    if let Ok(format) = foreign::detect(path) {
+        return Ok(Some(format));
+    }
+    if path.join(CHECKPOINTS).exists() || path.join(manifest::IN_FOLDER).exists() {
+        return Ok(None); // a run that has not saved yet
+    }
+    match foreign::resemblance(path)? {
+        Some(problems) => Err(problems.into()),
+        None => Ok(None),
     }
 }
 

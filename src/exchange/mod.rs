@@ -2,8 +2,10 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | `diff` | compares two checkpoints of any formats |
 //! | `foreign` | checkpoints of other trainers, with their optimizer's states |
 //! | `hf` | folders of Hugging Face's transformers |
+//! | `inspect` | looks into checkpoints of other programs |
 //! | `source` | one reader of every checkpoint, gptrain's own included |
 //! | `torch` | files of `torch.save` |
 //! | `tokenizer` | the tokenizer of a run, which is a file of Hugging Face's or OpenAI's |
@@ -11,8 +13,10 @@
 //!
 //! Does not know how a checkpoint is stored, nor how a run begins.
 
+pub mod diff;
 pub mod foreign;
 pub mod hf;
+pub mod inspect;
 pub mod source;
 mod tensor_part;
 pub mod tokenizer;

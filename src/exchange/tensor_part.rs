@@ -98,6 +98,11 @@ impl TensorPart {
         )
     }
 
+    /// Our row of each of its rows.
+    pub fn rows(&self) -> &[usize] {
+        &self.rows
+    }
+
     pub fn shape(&self) -> [usize; 2] {
         [self.rows.len(), self.cols.len()]
     }

@@ -202,7 +202,7 @@ fn copies_that_differ_become_their_mean_or_the_first() {
         &[
             "Adam has counted 7 updates in 6 steps",
             "copies of 1 parameters on the tensor ranks differ in the weight, at most by 5.000e-1 \
-             (3.input_layernorm.weight): their mean is taken",
+             (3.input_layernorm.weight, tensor rank 1): their mean is taken",
         ],
     );
     let norm = |mut saved: Saved| saved.tensor("block.0.ln1.scale").kept[0][0];

@@ -18,6 +18,8 @@
 //! | `damage` | every damaged byte is found, by `inspect-ckpt --deep` and by a run that resumes |
 //! | `format1` | checkpoints of format 1 are read, and resumed bit for bit |
 //! | `inspect` | `gptrain inspect-ckpt`: statistics, differences, warnings |
+//! | `inspect_foreign` | the same of other programs' folders, and of folders of no format |
+//! | `inspect_diff` | `--diff` between formats: a folder and what was made of it, and mistakes of converters |
 //! | `hf` | Hugging Face folders, import and export: GPT-2 and BLOOM |
 //! | `hf_positions` | GPT-2 that continues with samples shorter than its table of positions |
 //! | `hf_llama` | Llama, Mistral, Qwen2 and Qwen3, with continued training |
@@ -67,6 +69,8 @@ mod import_refused;
 mod import_steps;
 mod import_trainer;
 mod inspect;
+mod inspect_diff;
+mod inspect_foreign;
 mod matrix;
 mod resume;
 mod rules;

@@ -84,10 +84,13 @@ fn other_folders_are_named_with_what_to_type() {
             &["sample", model][..],
             &["eval", model, "--data", "corpus"],
             &["average", model, "hf", "--output", "out"],
-            &["inspect-ckpt", model],
             &["export", model, "--output", "out"],
         ] {
             lab.gptrain(command).expect(2, words);
+        }
+        // Another trainer's checkpoint is inspected as it is.
+        if model != "bloom" {
+            lab.gptrain(&["inspect-ckpt", model]).expect(2, words);
         }
     }
     lab.gptrain(&["import", "--hf", named, "--output", "out"])

@@ -7,9 +7,10 @@ mod plot;
 mod print;
 mod stats;
 
-pub use diff::{Diff, diff, settings_by_key};
+pub use diff::{Change, Diff, diff, settings_by_key};
 pub use plot::svg;
-pub use stats::Stats;
+pub use print::scientific;
+pub use stats::{RunningStats, Stats};
 
 use super::Tensor;
 use super::index::{DataId, Index, Optimizer, PastStep};

@@ -104,11 +104,18 @@ fn numbers(stats: Option<&Stats>, remark: &str) -> [Cell; 5] {
     let Some(s) = stats else { return ["", "", "", "", "cannot be read"].map(Cell::from) };
     let mut remarks = s.unsound.findings(MASTER);
     remarks.extend(Some(remark.to_string()).filter(|remark| !remark.is_empty()));
-    let [min, max, mean, l2] = [s.min, s.max, s.mean, s.l2].map(scientific);
+    let [min, max, mean, l2] = s.cells();
     [min, max, mean, l2, remarks.join(", ").into()]
 }
 
-fn scientific(number: f64) -> Cell {
+impl Stats {
+    /// Cells of the smallest, largest and mean value and the norm.
+    pub fn cells(&self) -> [Cell; 4] {
+        [self.min, self.max, self.mean, self.l2].map(scientific)
+    }
+}
+
+pub fn scientific(number: f64) -> Cell {
     Cell::new(number, format!("{number:.4e}"))
 }
 

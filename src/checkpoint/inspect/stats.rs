@@ -32,9 +32,11 @@ pub struct Stats {
     pub rounded: Digest,
 }
 
-/// Sums over the finite values so far.
+/// Statistics of the values so far.
 #[derive(Default)]
-struct Sums {
+pub struct RunningStats {
+    stats: Stats,
+    /// Sums over the finite values.
     values: f64,
     squares: f64,
 }
@@ -59,8 +61,7 @@ impl Default for Stats {
 impl Stats {
     /// Reads a state once, a few MiB at a time, and verifies every byte.
     pub fn read(checkpoint: &Checkpoint, tensor: &Tensor, state: &str) -> anyhow::Result<Stats> {
-        let mut stats = Stats::default();
-        let mut sums = Sums::default();
+        let mut running = RunningStats::default();
         let dtype = tensor.state(state)?.dtype;
         let model = tensor
             .states
@@ -69,6 +70,7 @@ impl Stats {
             .map(|model| model.dtype);
         checkpoint.blocks(tensor, state, &mut |first, bytes| {
             let digest = Digest::from_values(first as u64, dtype, bytes);
+            let stats = &mut running.stats;
             stats.digest = stats.digest.and(digest);
             let values = dtype.widen(bytes);
             let rounded = match model.and_then(|model| Some((model, model.halves(&values)?))) {
@@ -78,43 +80,46 @@ impl Stats {
                 None => digest,
             };
             stats.rounded = stats.rounded.and(rounded);
-            stats.add(&values, &mut sums);
+            running.add(&values);
             Ok(())
         })?;
-        Ok(stats.with(sums))
+        Ok(running.finish())
     }
 
     /// Statistics of decoded numbers. They have no digest.
     pub fn from_numbers(numbers: &Numbers) -> anyhow::Result<Stats> {
-        let mut stats = Stats::default();
-        let mut sums = Sums::default();
+        let mut running = RunningStats::default();
         let mut buffer = Buffer::default();
         for rows in numbers.blocks()? {
-            stats.add(&numbers.read(&mut buffer, rows)?, &mut sums);
+            running.add(&numbers.read(&mut buffer, rows)?);
         }
-        Ok(stats.with(sums))
+        Ok(running.finish())
     }
+}
 
-    fn add(&mut self, values: &[f32], sums: &mut Sums) {
+impl RunningStats {
+    pub fn add(&mut self, values: &[f32]) {
+        let stats = &mut self.stats;
         for value in values {
             let x = f64::from(*value);
-            self.count += 1;
-            self.unsound.count(*value);
+            stats.count += 1;
+            stats.unsound.count(*value);
             if !x.is_finite() {
                 continue;
             }
-            self.min = self.min.min(x);
-            self.max = self.max.max(x);
-            sums.values += x;
-            sums.squares += x * x;
+            stats.min = stats.min.min(x);
+            stats.max = stats.max.max(x);
+            self.values += x;
+            self.squares += x * x;
             let exponent = (value.to_bits() >> 23 & 0xff) as i32 - 127;
             let bin = (exponent - FIRST_EXPONENT).clamp(0, BINS as i32 - 1);
-            self.exponents[bin as usize] += 1;
+            stats.exponents[bin as usize] += 1;
         }
     }
 
-    fn with(self, sums: Sums) -> Stats {
-        let finite = self.count - self.unsound.nan - self.unsound.inf;
-        Stats { mean: sums.values / finite.max(1) as f64, l2: sums.squares.sqrt(), ..self }
+    pub fn finish(self) -> Stats {
+        let RunningStats { stats, values, squares } = self;
+        let finite = stats.count - stats.unsound.nan - stats.unsound.inf;
+        Stats { mean: values / finite.max(1) as f64, l2: squares.sqrt(), ..stats }
     }
 }

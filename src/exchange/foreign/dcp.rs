@@ -19,6 +19,7 @@ use super::run::{ForeignRun, Layout, ParamTable, PartReader, Put, Source, Stored
 use super::settings::{number, wanted};
 use super::{AdamState, Choices, RunDescription};
 use crate::tensor_part::{Fused, Pairs, param_key};
+use crate::torch::Element;
 use base::Problems;
 use groups::{AdamWNumbers, NumberGroups};
 use metadata::Metadata;
@@ -343,6 +344,11 @@ impl PartReader for DcpReader {
     fn read(&mut self, source: &Source, state: AdamState, put: &mut Put) -> anyhow::Result<()> {
         let name = self.names.key(self.prefix, &source.name, state);
         self.meta.each_rectangle(&name, None, &source.shape, put)
+    }
+
+    fn element(&mut self, source: &Source, state: AdamState) -> anyhow::Result<Element> {
+        self.meta
+            .element(&self.names.key(self.prefix, &source.name, state))
     }
 
     fn compare(&self, source: &Source, state: AdamState, shape: &[usize], into: &mut Comparison) {

@@ -10,7 +10,7 @@
 
 mod common;
 
-use super::super::torch::{TorchFile, Value};
+use super::super::torch::{Element, TorchFile, Value};
 use super::arguments::Arguments;
 use super::compare::Comparison;
 use super::dcp::metadata::Metadata;
@@ -188,6 +188,10 @@ impl PartReader for DistReader {
         let name = self.key(&source.name, state);
         self.meta
             .each_rectangle(&name, source.layer, &source.shape, put)
+    }
+
+    fn element(&mut self, source: &Source, state: AdamState) -> anyhow::Result<Element> {
+        self.meta.element(&self.key(&source.name, state))
     }
 
     fn compare(&self, source: &Source, state: AdamState, shape: &[usize], into: &mut Comparison) {

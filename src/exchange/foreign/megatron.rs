@@ -17,7 +17,7 @@ pub mod states;
 
 pub use names::{core_name, module_order};
 
-use super::super::torch::{TorchFile, Value};
+use super::super::torch::{Element, TorchFile, Value};
 use super::arguments::Arguments;
 use super::detect::{Format, step_folder};
 use super::run::{ForeignRun, Layout, ParamTable, PartReader, Put, Rows, Source, Stored};
@@ -95,6 +95,20 @@ fn has_core_names(root: &Value) -> anyhow::Result<bool> {
 }
 
 impl MegatronReader {
+    /// Opened files of the rank that holds a source, and the places of its stage's states.
+    fn rank(&mut self, source: &Source) -> anyhow::Result<(&Rank, Option<&States>)> {
+        let MegatronReader { files, states, half, open } = self;
+        let states = states.as_ref().map(|states| &states[source.stage]);
+        let ranks = open.get(source.stage, || {
+            let paths = &files[source.stage];
+            paths
+                .iter()
+                .map(|path| Rank::open(path, states, *half))
+                .collect()
+        })?;
+        Ok((&ranks[source.rank], states))
+    }
+
     /// Reads the first tensor rank of every stage: its parameters, and the places of their states.
     fn open_stages(
         &mut self,
@@ -197,16 +211,13 @@ fn number_blocks(
 
 impl PartReader for MegatronReader {
     fn read(&mut self, source: &Source, state: AdamState, put: &mut Put) -> anyhow::Result<()> {
-        let MegatronReader { files, states, half, open } = self;
-        let states = states.as_ref().map(|states| &states[source.stage]);
-        let ranks = open.get(source.stage, || {
-            let paths = &files[source.stage];
-            paths
-                .iter()
-                .map(|path| Rank::open(path, states, *half))
-                .collect()
-        })?;
+        let (rank, states) = self.rank(source)?;
         let mut rows = Rows::new(put, [0, 0], source.matrix());
-        ranks[source.rank].read(states, source, state, &mut |values| rows.push(values))
+        rank.read(states, source, state, &mut |values| rows.push(values))
+    }
+
+    fn element(&mut self, source: &Source, state: AdamState) -> anyhow::Result<Element> {
+        let (rank, states) = self.rank(source)?;
+        rank.element(states, source, state)
     }
 }

@@ -3,7 +3,9 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `detect` | table of the formats, and detection by the files in a folder |
+//! | `format` | table of the formats, and a step's format by the names in its folder |
+//! | `detect` | format of a folder that a user named, and its newest step |
+//! | `resemblance` | formats that a folder which is none of them resembles, for its message |
 //! | `settings` | rows of the new run's manifest, each with its source |
 //! | `compare` | comparison of a folder's tensors with the model's parameters |
 //! | `arguments` | Megatron's arguments as settings |
@@ -32,8 +34,10 @@ mod deepspeed;
 mod detect;
 mod dist;
 mod export;
+mod format;
 mod megatron;
 mod replica_merger;
+mod resemblance;
 mod run;
 mod settings;
 mod topology;
@@ -41,6 +45,8 @@ mod topology;
 pub use detect::{Format, detect};
 pub(crate) use detect::{list_names, step_folder};
 pub use export::{MegatronExport, UniversalExport, Written};
+pub use replica_merger::Drift;
+pub use resemblance::resemblance;
 pub use run::ForeignRun;
 pub use settings::{Row, Settings, Wanted, asked};
 pub(crate) use settings::{number, wanted};

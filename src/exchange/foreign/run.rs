@@ -1,6 +1,8 @@
 //! Reads the run of another trainer, whichever layout its files have: a table lists the stored parts of each
 //! parameter, and a `PartReader` of the format reads their numbers.
 
+mod tensors;
+
 use super::arguments::Arguments;
 use super::compare::{Comparison, like};
 use super::megatron::names::add_one;
@@ -9,7 +11,7 @@ use super::{AdamState, Choices, RunDescription};
 use crate::tensor_part::{
     Fused, Pairs, ParamKey, TensorPart, gates_values, param_key, queries_keys_values,
 };
-use crate::torch::IS_WHOLE;
+use crate::torch::{Element, IS_WHOLE};
 use base::Problems;
 use manifest::Model;
 use model::{Param, TpSplit, Weight};
@@ -139,6 +141,9 @@ impl<'p, 'a> Rows<'p, 'a> {
 pub trait PartReader {
     /// Passes a state of a source to `put`, in rectangles that cover it.
     fn read(&mut self, source: &Source, state: AdamState, put: &mut Put) -> anyhow::Result<()>;
+
+    /// Type of the numbers of a state in the files.
+    fn element(&mut self, source: &Source, state: AdamState) -> anyhow::Result<Element>;
 
     /// Compares a state with the shape that the model expects.
     fn compare(&self, source: &Source, state: AdamState, shape: &[usize], into: &mut Comparison) {
@@ -459,7 +464,7 @@ impl ForeignRun {
             let copy = Source { rank: source.rank, ..head[0].source.clone() };
             reader.read(&copy, AdamState::Master, &mut |[row, _], _, last| {
                 let from = (row * width).min(first.len());
-                merger.compare_tied(&first[from..], last);
+                merger.compare_tied(&source.name, source.rank, &first[from..], last);
             })?;
         }
         Ok(())

@@ -211,8 +211,15 @@ impl Weights {
             .into())
     }
 
+    /// Tensors of the folder, without constants that old files contain.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &Entry)> {
+        let all = self.names.iter();
+        all.filter(|(name, _)| !self.is_buffer(name))
+            .map(|(name, file)| (name.as_str(), &self.files[*file].entries[name]))
+    }
+
     /// Values of a tensor. Damage is reported as the user's mistake, because the folder is an input.
-    fn floats(&self, name: &str) -> anyhow::Result<Vec<f32>> {
+    pub fn floats(&self, name: &str) -> anyhow::Result<Vec<f32>> {
         let read = self.files[self.names[name]].floats(name);
         read.map_err(|error| self.damaged(error))
     }

@@ -71,6 +71,17 @@ impl Element {
         Some((storage, names.first()?))
     }
 
+    /// Short name: `f32`, `bf16`; PyTorch's for others.
+    pub fn short_name(self) -> &'static str {
+        match self {
+            Element::F64 => "f64",
+            Element::F32 => "f32",
+            Element::F16 => "f16",
+            Element::BF16 => "bf16",
+            other => other.names().map_or("bytes", |(_, name)| name),
+        }
+    }
+
     /// Bytes of an element; None if they are not known.
     pub fn size(self) -> Option<u64> {
         ELEMENTS

@@ -8,6 +8,7 @@ use super::super::settings::{Settings, asked, wanted_settings};
 use super::super::{AdamState, Choices, RunDescription};
 use super::metadata::Metadata;
 use super::names_file::{NamesFile, Target};
+use crate::torch::Element;
 use crate::tensor_part::{Fused, ParamKey};
 use base::Problems;
 use model::{Param, Weight};
@@ -328,6 +329,10 @@ impl PartReader for GivenReader {
     fn read(&mut self, source: &Source, state: AdamState, put: &mut Put) -> anyhow::Result<()> {
         let key = self.key(&source.name, state);
         self.meta.each_rectangle(&key, None, &source.shape, put)
+    }
+
+    fn element(&mut self, source: &Source, state: AdamState) -> anyhow::Result<Element> {
+        self.meta.element(&self.key(&source.name, state))
     }
 
     fn compare(&self, source: &Source, state: AdamState, shape: &[usize], into: &mut Comparison) {

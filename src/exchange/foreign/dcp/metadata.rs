@@ -1,7 +1,7 @@
 //! The table of a distributed checkpoint, `.metadata`: each tensor's rectangles and the bytes of the
 //! files they are in. Each item is an archive of torch.save of its own.
 
-use super::super::super::torch::{IS_WHOLE, Tensor, TorchFile, Tree, Value, pickled};
+use super::super::super::torch::{Element, IS_WHOLE, Tensor, TorchFile, Tree, Value, pickled};
 use super::super::compare::Comparison;
 use super::super::run::{Put, Rows};
 use super::super::{COPY_AGAIN, incomplete};
@@ -218,6 +218,15 @@ impl Metadata {
             }
         }
         Ok(())
+    }
+
+    /// Type of a tensor's numbers.
+    pub fn element(&self, name: &str) -> anyhow::Result<Element> {
+        let first = self.entry(name)?.chunks.first();
+        let Some(chunk) = first else {
+            return Err(self.problem(format!("{name} has no rectangle")));
+        };
+        Ok(self.archive(name, &chunk.item)?.root().tensor()?.element)
     }
 
     /// A number, which PyTorch saves as an object if it is Python's, and else as a tensor; None if it is

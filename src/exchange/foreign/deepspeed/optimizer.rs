@@ -1,7 +1,7 @@
 //! One file of the optimizer: Adam's count, the loss scale, the flat partitions, and the places of
 //! parameters in them.
 
-use super::super::super::torch::{TorchFile, Value};
+use super::super::super::torch::{Element, TorchFile, Value};
 use super::super::{AdamState, LossScale};
 
 /// Adam's count: in the groups (apex), in the states (DeepSpeed, PyTorch), or beside them (elastic).
@@ -78,6 +78,12 @@ pub fn partition<'t>(
     states
         .ok_or_else(|| missing(&base))?
         .need(state.key("param"))
+}
+
+/// Type of a state of a group in a file.
+pub fn element(file: &TorchFile, group: usize, state: AdamState) -> anyhow::Result<Element> {
+    let optimizer = file.root().need("optimizer_state_dict")?;
+    Ok(partition(&optimizer, group, state)?.tensor()?.element)
 }
 
 /// Elements of a parameter in a partition; None if it is in others alone.

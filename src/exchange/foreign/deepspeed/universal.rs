@@ -6,7 +6,7 @@
 //! mp_rank_MM_model_states.pt                            as before the conversion: args, iteration
 //! ```
 
-use super::super::super::torch::{TorchFile, Value};
+use super::super::super::torch::{Element, TorchFile, Value};
 use super::super::arguments::Arguments;
 use super::super::detect::{Format, list_names, step_folder};
 use super::super::run::{ForeignRun, Layout, PartReader, Put, Rows, Source};
@@ -149,6 +149,11 @@ impl PartReader for UniversalReader {
         let tensor = value.tensor()?;
         let mut rows = Rows::new(put, [0, 0], source.matrix());
         file.each_floats(tensor, 0..tensor.numel(), &mut |values| rows.push(values))
+    }
+
+    fn element(&mut self, source: &Source, state: AdamState) -> anyhow::Result<Element> {
+        let file = TorchFile::open(&state_file(&self.dir, &source.name, state))?;
+        Ok(param(&file.root())?.tensor()?.element)
     }
 
     fn name(&self, param: &Param, _: AdamState) -> Option<String> {

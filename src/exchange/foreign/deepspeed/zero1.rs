@@ -9,7 +9,7 @@
 //! the data-parallel ranks (which the files' names call pp_rank). `param_slice_mappings` has the place of
 //! a parameter in each part; without it, the order and the sizes of `param_shapes` do.
 
-use super::super::super::torch::{IS_WHOLE, TorchFile};
+use super::super::super::torch::{Element, IS_WHOLE, TorchFile};
 use super::super::arguments::Arguments;
 use super::super::detect::{Format, step_folder};
 use super::super::run::{ForeignRun, Layout, PartReader, Put, Rows, Source};
@@ -17,7 +17,7 @@ use super::super::topology::{set_counted_split, set_grid};
 use super::super::{AdamState, Choices, Opened, RunDescription, same_step, same_updates};
 use super::files::{Files, RankFiles};
 use super::layers::{EMBEDDING, first_block, name_of, table};
-use super::optimizer::{loss_scale, partition, rate, slice, updates};
+use super::optimizer::{element, loss_scale, partition, rate, slice, updates};
 use super::{FlatGroup, RULE, deepspeed_version, find_in, groups, refuse, version_of};
 use base::Problems;
 use model::{Param, Weight};
@@ -274,6 +274,15 @@ impl PartReader for Zero1Reader {
             .into());
         }
         Ok(())
+    }
+
+    fn element(&mut self, source: &Source, state: AdamState) -> anyhow::Result<Element> {
+        let Zero1Reader { stages, open } = self;
+        let Source { name, rank, stage, .. } = source;
+        let (group, _) = find_in(&stages.groups[*stage], name, numel)
+            .expect("a source is in its stage's groups");
+        let first = &open.get(*stage, || stages.open(*stage))?[*rank][0];
+        element(first, group, state)
     }
 
     fn name(&self, param: &Param, _: AdamState) -> Option<String> {

@@ -8,7 +8,7 @@
 //! Every parameter is flat, padded to a multiple of the data ranks and cut into as many equal parts; a
 //! rank's parts of a group of parameters follow each other in one tensor.
 
-use super::super::super::torch::TorchFile;
+use super::super::super::torch::{Element, TorchFile};
 use super::super::arguments::Arguments;
 use super::super::detect::{Format, step_folder};
 use super::super::megatron::names::known;
@@ -18,7 +18,7 @@ use super::super::{
     AdamState, Choices, Opened, RunDescription, incomplete, same_step, same_updates,
 };
 use super::files::{MODEL_STATES, OPTIM, RankFiles, rank_files};
-use super::optimizer::{loss_scale, partition, rate, updates};
+use super::optimizer::{element, loss_scale, partition, rate, updates};
 use super::{FlatGroup, RULE, deepspeed_version, find_in, groups, version_of};
 use base::Problems;
 use std::path::Path;
@@ -203,5 +203,12 @@ impl PartReader for Zero3Reader {
             file.each_floats(flat.tensor()?, which, &mut |values| rows.push(values))?;
         }
         Ok(())
+    }
+
+    fn element(&mut self, source: &Source, state: AdamState) -> anyhow::Result<Element> {
+        let Zero3Reader { groups, open } = self;
+        let (group, _) = find_in(&groups.groups, &source.name, |shape| groups.part(shape))
+            .expect("a source is in the groups");
+        element(&open.get(source.rank, || groups.open(source.rank))?[0], group, state)
     }
 }

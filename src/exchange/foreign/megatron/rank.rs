@@ -1,6 +1,6 @@
 //! The files of one tensor rank, and the places of the optimizer's states in them.
 
-use super::super::super::torch::{Tensor, TorchFile};
+use super::super::super::torch::{Element, Tensor, TorchFile};
 use super::super::AdamState;
 use super::super::arguments::{Arguments, ELSEWHERE};
 use super::super::run::Source;
@@ -97,10 +97,7 @@ impl Rank {
     ) -> anyhow::Result<()> {
         let Source { name, shape, entry, .. } = source;
         let root = self.file.root();
-        let param = self.params.get(*entry).filter(|param| param.name == *name);
-        let Some(param) = param else {
-            return Err(root.problem(format!("{name} is not where rank 0 has it")));
-        };
+        let param = self.param(source)?;
         if let (Some(States::Flat(starts)), Some(buffers)) = (states, &self.buffers) {
             let (chunk, start) = starts[*entry];
             let root = buffers.root();
@@ -116,6 +113,31 @@ impl Rank {
             )));
         }
         self.file.each_floats(tensor, 0..tensor.numel(), each)
+    }
+
+    /// Type of a state of a parameter.
+    pub fn element(
+        &self,
+        states: Option<&States>,
+        source: &Source,
+        state: AdamState,
+    ) -> anyhow::Result<Element> {
+        let param = self.param(source)?;
+        if let (Some(States::Flat(starts)), Some(buffers)) = (states, &self.buffers) {
+            let (chunk, _) = starts[source.entry];
+            let root = buffers.root();
+            let buffer = buffers::state(&root, chunk, state)?.map_err(|why| root.problem(why))?;
+            return Ok(buffer.tensor()?.element);
+        }
+        Ok(param.tensors[state as usize].element)
+    }
+
+    fn param(&self, Source { name, entry, .. }: &Source) -> anyhow::Result<&RankParam> {
+        let param = self.params.get(*entry).filter(|param| param.name == *name);
+        param.ok_or_else(|| {
+            let root = self.file.root();
+            root.problem(format!("{name} is not where rank 0 has it"))
+        })
     }
 }
 
