@@ -19,7 +19,7 @@
 //! | `format1` | checkpoints of format 1 are read, and resumed bit for bit |
 //! | `inspect` | `gptrain inspect-ckpt`: statistics, differences, warnings |
 //! | `inspect_foreign` | the same of other programs' folders, and of folders of no format |
-//! | `inspect_diff` | `--diff` between formats: a folder and what was made of it, and mistakes of converters |
+//! | `inspect_diff` | `--diff` between formats: conversions, and mistakes of converters |
 //! | `hf` | Hugging Face folders, import and export: GPT-2 and BLOOM |
 //! | `hf_positions` | GPT-2 that continues with samples shorter than its table of positions |
 //! | `hf_llama` | Llama, Mistral, Qwen2 and Qwen3, with continued training |

@@ -13,7 +13,8 @@ pub struct Order {
 const PAIRS: &str = "RoPE pairs: neighbours in one, halves of a head in the other";
 const KINDS: &str =
     "queries, keys and values: one kind after the other in one, by head in the other";
-const KINDS_AND_PAIRS: &str = "queries, keys and values: one kind after the other in one, by head in the other, and RoPE pairs";
+const KINDS_AND_PAIRS: &str = "queries, keys and values: one kind after the other in one, by head in \
+     the other, and RoPE pairs";
 const COLUMNS: &str = "queries, keys and values: column by column in one, by head in the other";
 const EXCHANGED: &str = "queries, keys and values are exchanged";
 const KEYS_VALUES: &str = "keys and values are exchanged";
