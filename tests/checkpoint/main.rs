@@ -30,6 +30,7 @@
 //! | `import_choices` | settings, padding, copies that differ, counts of updates, states that are left |
 //! | `import_refused` | folders and settings that an import refuses, and changed bytes |
 //! | `import_exported` | the way back: Megatron-LM's folder and DeepSpeed's universal one |
+//! | `check_run` | `gptrain check-run`: sound logs of five trainers agree, planted errors are named |
 //! | `torch` | torch.save's files: PyTorch's value by value, hostile and mutated ones |
 
 #[path = "../common/mod.rs"]
@@ -39,6 +40,7 @@ mod adam8bit;
 mod also;
 mod also_s3;
 mod changes;
+mod check_run;
 mod compression;
 mod damage;
 mod eval;

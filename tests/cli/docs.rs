@@ -132,6 +132,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("gpu.md", "make test-gpu", "a GPU"),
     ("gpu.md", "GPTRAIN_TEST_GPU=1", "a GPU"),
     ("gpu.md", "python3 -m tarfile", "a GPU"),
+    ("check-run.md", "gptrain check-run", "tests/checkpoint/check_run.rs"),
     ("import.md", "gptrain import", "tests/checkpoint/import_continues.rs"),
     ("import.md", "gptrain export", "tests/checkpoint/import_exported.rs"),
     ("runs.md", "gptrain sweep", "tests/cli/sweep.rs"),
