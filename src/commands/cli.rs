@@ -4,6 +4,7 @@
 
 use crate::average::Average;
 use crate::bench::Bench;
+use crate::check_run::CheckRun;
 use crate::compare::Compare;
 use crate::completions::{Completions, Man};
 use crate::convert::Convert;
@@ -57,7 +58,8 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0    done, or stopped on request after saving
   1    an operation failed: disk, the only GPU, memory, values that are not finite;
-       inspect-ckpt: the checkpoint is damaged, or the two are different
+       inspect-ckpt: the checkpoint is damaged, or the two are different;
+       check-run: the log differs
   2    the input is wrong: command line, manifest, dataset, a missing or damaged checkpoint
   3    a group of ranks failed: a rank died, hung or differs
   4    estimate: the plan does not fit
@@ -117,6 +119,8 @@ enum Command {
     Nodes(Nodes),
     /// Inspect a checkpoint, verify it, or compare two
     InspectCkpt(InspectCkpt),
+    /// Check another trainer's loss: compute its next steps from its checkpoint, and compare with its log
+    CheckRun(CheckRun),
     /// Remove old checkpoints of a run
     Prune(Prune),
     /// Convert a checkpoint of any trainer to another format
@@ -346,6 +350,7 @@ fn run_command(command: Command, messages: &Messages) -> anyhow::Result<()> {
         Command::Sweep(sweep) => sweep.run(),
         Command::Nodes(nodes) => nodes.run(),
         Command::InspectCkpt(inspect) => inspect.run(),
+        Command::CheckRun(check) => check.run(),
         Command::Prune(prune) => prune.run(),
         Command::Convert(convert) => convert.run(),
         Command::Export(export) => export.run(),

@@ -16,6 +16,7 @@ mod compare;
 mod track;
 mod status;
 mod inspect_ckpt;
+mod check_run;
 mod prune;
 mod export;
 mod convert;

@@ -22,6 +22,8 @@ mod tensor_part;
 pub mod tokenizer;
 pub mod torch;
 
+pub use tensor_part::{Pairs, layer_of, queries_keys_values};
+
 /// Shortest decimal number of an f32: 0.1, not 0.10000000149.
 fn shortest(x: f32) -> f64 {
     x.to_string().parse().unwrap_or(f64::from(x))

@@ -37,6 +37,7 @@
 //! | `import_exported` | the way back: Megatron-LM's folder and DeepSpeed's universal one |
 //! | `convert` | any folder in any other format, with the bytes of an import and an export |
 //! | `conversion_memory` | memory and disk of imports and conversions |
+//! | `check_run` | `gptrain check-run`: sound logs of five trainers agree, planted errors are named |
 //! | `torch` | torch.save's files: PyTorch's value by value, hostile and mutated ones |
 
 #[path = "../common/mod.rs"]
@@ -46,6 +47,7 @@ mod adam8bit;
 mod also;
 mod also_s3;
 mod changes;
+mod check_run;
 mod compression;
 mod conversion_memory;
 mod convert;

@@ -135,6 +135,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("gpu.md", "GPTRAIN_TEST_GPU=1", "a GPU"),
     ("gpu.md", "python3 -m tarfile", "a GPU"),
     ("import.md", "gptrain inspect-ckpt", "tests/checkpoint/inspect_foreign.rs, inspect_diff.rs"),
+    ("check-run.md", "gptrain check-run", "tests/checkpoint/check_run.rs"),
     ("import.md", "gptrain import", "tests/checkpoint/import_continues.rs"),
     ("import.md", "gptrain convert", "tests/checkpoint/convert.rs"),
     ("import.md", "gptrain export", "tests/checkpoint/import_exported.rs"),

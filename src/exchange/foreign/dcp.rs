@@ -17,7 +17,7 @@ use super::compare::Comparison;
 use super::detect::{Format, OLMO_MODEL, step_folder};
 use super::run::{ForeignRun, Layout, ParamTable, PartReader, Put, Source, Stored};
 use super::settings::{number, wanted};
-use super::{AdamState, Choices, RunDescription};
+use super::{AdamState, Choices, Decayed, RunDescription};
 use crate::tensor_part::{Fused, Pairs, param_key};
 use crate::torch::Element;
 use base::Problems;
@@ -252,6 +252,10 @@ impl DcpFolder {
             ));
         }
         self.found.lr = group.lr;
+        self.found.decayed = Decayed {
+            embedding: embedding_decay.is_none_or(|decay| decay > 0.0),
+            vectors: decayed_norms > 0,
+        };
         let settings = &mut self.found.settings;
         for (key, value) in [
             ("beta1", group.betas[0]),

@@ -148,6 +148,16 @@ pub enum Replicated {
     #[default]
     Mean,
     First,
+    /// That of one tensor rank.
+    Rank(usize),
+}
+
+/// Parameters besides the blocks' matrices to which AdamW applied weight decay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decayed {
+    pub embedding: bool,
+    /// Norms and biases.
+    pub vectors: bool,
 }
 
 /// Choices of an import.
@@ -218,6 +228,7 @@ pub struct RunDescription {
     pub updates: u64,
     /// The rate of the last update.
     pub lr: f64,
+    pub decayed: Decayed,
     pub loss_scale: Option<LossScale>,
     pub settings: Settings,
     /// Reason why the optimizer restarts; None if its states are read.
@@ -245,6 +256,7 @@ impl RunDescription {
             grid: [1; 3],
             updates: 0,
             lr: 0.0,
+            decayed: Decayed { embedding: true, vectors: false },
             loss_scale: None,
             settings: Settings::default(),
             without_states: None,

@@ -49,6 +49,10 @@ impl ReplicaMerger {
         if !differ || self.taken == Replicated::First {
             return first;
         }
+        if let Replicated::Rank(rank) = self.taken {
+            let mut copies = std::iter::once(first).chain(copies);
+            return copies.nth(rank).unwrap_or_default();
+        }
         let mut sums: Vec<f64> = first.into_iter().map(f64::from).collect();
         for copy in copies {
             sums.iter_mut()
@@ -91,8 +95,9 @@ impl ReplicaMerger {
                 continue;
             };
             let taken = match self.taken {
-                Replicated::Mean => "their mean is taken",
-                Replicated::First => "tensor rank 0's is taken",
+                Replicated::Mean => "their mean is taken".to_string(),
+                Replicated::First => "tensor rank 0's is taken".to_string(),
+                Replicated::Rank(rank) => format!("tensor rank {rank}'s is taken"),
             };
             remarks.push(format!(
                 "copies of {count} parameters on the tensor ranks differ in the {}, at most by \

@@ -398,6 +398,12 @@ impl ForeignRun {
         compared.finish()
     }
 
+    /// Whether the files have a tensor for a parameter, which may be the last stage's copy of the tied
+    /// embedding.
+    pub fn holds(&self, param: &Param) -> bool {
+        !self.stored(param, AdamState::Master).is_empty()
+    }
+
     /// One state of a whole parameter, row by row.
     pub fn read(
         &mut self,
