@@ -214,14 +214,14 @@ train: {samples: 80}
 ";
 
     fn first(steps: u64, at_samples: u64) -> Result<Progress, String> {
-        let m = manifest::for_test(RAMP, &[]);
+        let m = manifest::for_test::<&str>(RAMP, &[]);
         let first = ProbeOptions { steps, at_samples }.first(&m);
         first.map_err(|problems| problems.to_string())
     }
 
     #[test]
     fn a_probe_begins_where_a_step_of_the_run_does() {
-        let m = manifest::for_test(RAMP, &[]);
+        let m = manifest::for_test::<&str>(RAMP, &[]);
         let ramp = m.batch.ramp();
         let total = ramp.steps(80);
         for at in 0..70 {
