@@ -316,11 +316,15 @@ fn plain(cell: &Cell) -> String {
 
 /// Line of comma-separated values, quoted where a value needs it.
 fn csv_line(values: impl Iterator<Item = String>) -> String {
-    let quoted = values.map(|value| match value.contains(['"', ',', '\n', '\r']) {
-        true => format!("\"{}\"", value.replace('"', "\"\"")),
-        false => value,
-    });
-    quoted.collect::<Vec<_>>().join(",") + "\n"
+    let mut texts = Vec::new();
+    for value in values {
+        if value.contains(['"', ',', '\n', '\r']) {
+            texts.push(format!("\"{}\"", value.replace('"', "\"\"")));
+        } else {
+            texts.push(value);
+        }
+    }
+    texts.join(",") + "\n"
 }
 
 fn markdown_line(cells: impl Iterator<Item = String>) -> String {

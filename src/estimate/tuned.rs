@@ -30,7 +30,7 @@ pub struct Tuned {
 /// Result of a cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum CutResult {
     Measured,
     OutOfMemory,
     /// It failed, hung, or reached its time limit.
@@ -47,7 +47,7 @@ pub enum Verdict {
 pub struct TunedRow {
     /// Settings of the cut, `KEY=VALUE`.
     pub set: Vec<String>,
-    pub verdict: Verdict,
+    pub result: CutResult,
     pub nodes: Option<usize>,
     pub parameters: Option<u64>,
     pub data: Option<usize>,
@@ -106,8 +106,8 @@ impl Tuned {
             .column("PP", "pipeline", |row| count(row.pipeline))
             .column("MBS", "micro_batch", |row| count(row.micro_batch))
             .column("GBS", "global_batch", |row| count(row.global_batch))
-            .column("mem", "device_bytes", |row| match row.verdict {
-                Verdict::OutOfMemory => Cell::new(row.device_bytes, "OOM"),
+            .column("mem", "device_bytes", |row| match row.result {
+                CutResult::OutOfMemory => Cell::new(row.device_bytes, "OOM"),
                 _ => memory(row.device_bytes),
             })
             .column("planned", "planned_bytes", |row| memory(row.planned_bytes))
@@ -119,9 +119,9 @@ impl Tuned {
             .column("TFLOPs", "tflops_simple", |row| Cell::optional(row.tflops_simple.map(rate)))
             .column("improved", "tflops", |row| Cell::optional(row.tflops.map(rate)))
             .column("notes", "notes", |row| row.notes.clone())
-            .json("verdict", |row| {
-                serde_json::to_value(row.verdict)
-                    .map(verdict)
+            .json("result", |row| {
+                serde_json::to_value(row.result)
+                    .map(bare)
                     .unwrap_or_default()
             })
             .json("set", |row| Cell::new(row.set.clone(), ""))
@@ -129,7 +129,8 @@ impl Tuned {
     }
 }
 
-fn verdict(value: Value) -> Cell {
+/// Cell of JSON alone.
+fn bare(value: Value) -> Cell {
     Cell::new(value, "")
 }
 

@@ -104,7 +104,7 @@ impl Running<'_> {
     }
 
     /// Reason of a failure: how it ended, and the last line of its output.
-    fn verdict(&self, status: ExitStatus) -> String {
+    fn describe_failure(&self, status: ExitStatus) -> String {
         let last = last_line(&self.task.output);
         match self.task.limit.filter(|_| self.is_late) {
             Some(limit) => format!("time limit of {}: {last}", Seconds(limit.as_secs_f64())),
@@ -206,11 +206,11 @@ impl<'t> Series<'t> {
             } else if outcome.stopped || signals.stop() {
                 report(task, Progress::Stopped);
             } else {
-                let verdict = ended.verdict(status);
+                let why = ended.describe_failure(status);
                 if self.keeps_failures {
-                    self.note(task, seconds, Some(verdict.clone()))?;
+                    self.note(task, seconds, Some(why.clone()))?;
                 }
-                report(task, Progress::Failed(&verdict));
+                report(task, Progress::Failed(&why));
                 outcome.failed.push(task.name.clone());
             }
         }

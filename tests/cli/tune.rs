@@ -3,7 +3,7 @@
 
 use crate::common::binary::{Done, Lab, until};
 use gptrain::base::Bytes;
-use gptrain::estimate::tuned::{Tuned, TunedRow, Verdict};
+use gptrain::estimate::tuned::{CutResult, Tuned, TunedRow};
 use gptrain::train::testing::STEP_DELAY;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -20,12 +20,8 @@ fn table(done: &Done) -> Tuned {
     Tuned::read(&done.out, "stdout").unwrap().unwrap()
 }
 
-fn count(tuned: &Tuned, verdict: Verdict) -> usize {
-    tuned
-        .rows
-        .iter()
-        .filter(|row| row.verdict == verdict)
-        .count()
+fn count(tuned: &Tuned, result: CutResult) -> usize {
+    tuned.rows.iter().filter(|row| row.result == result).count()
 }
 
 #[test]
@@ -40,23 +36,23 @@ fn every_cut_is_a_row_measured_once_and_calibrates_a_plan() {
     }
     let text = fs::read_to_string(lab.path("t.json")).unwrap();
     let tuned = Tuned::read(&text, "t.json").unwrap().unwrap();
-    let found = [Verdict::Measured, Verdict::OutOfMemory, Verdict::Refused];
-    assert_eq!(found.map(|verdict| count(&tuned, verdict)), [2, 2, 2]);
+    let found = [CutResult::Measured, CutResult::OutOfMemory, CutResult::Refused];
+    assert_eq!(found.map(|result| count(&tuned, result)), [2, 2, 2]);
     for row in &tuned.rows {
-        let TunedRow { verdict, device_bytes, planned_bytes, notes, .. } = row;
-        match verdict {
-            Verdict::Measured => {
+        let TunedRow { result, device_bytes, planned_bytes, notes, .. } = row;
+        match result {
+            CutResult::Measured => {
                 assert_eq!(device_bytes, planned_bytes, "the plan is what a rank reserves");
                 assert!(row.sec > Some(0.0) && row.planned_sec > Some(0.0), "{row:?}");
                 assert!(row.tflops > Some(0.0) && row.host_bytes.is_some());
                 assert_eq!((row.nodes, row.global_batch), (Some(1), Some(4)));
             }
-            Verdict::OutOfMemory => {
+            CutResult::OutOfMemory => {
                 let bytes = Bytes(device_bytes.unwrap());
                 assert!(bytes.0 > 1 << 40 && notes.contains(&format!("OOM: {bytes}")), "{notes}");
                 assert!(notes.contains("model.hidden=1048576"), "{notes}");
             }
-            other => assert!(*other == Verdict::Refused && notes.contains("batch"), "{notes}"),
+            other => assert!(*other == CutResult::Refused && notes.contains("batch"), "{notes}"),
         }
     }
     assert!(!lab.path("runs/a").exists(), "no cut leaves a run");
@@ -86,7 +82,7 @@ fn the_fastest_cuts_of_the_plan_are_measured_with_the_settings_of_the_user() {
     let lab = Lab::new();
     let words = ["tune", "run.yaml", "--gpus", "2", "--best", "2", "--steps", "1", "--json"];
     let tuned = table(&lab.gptrain(&[&words[..], &["--set", "model.layers=1"]].concat()));
-    assert_eq!(count(&tuned, Verdict::Measured), 2);
+    assert_eq!(count(&tuned, CutResult::Measured), 2);
     assert!(tuned.manifest.contains("layers: 1"), "{}", tuned.manifest);
     for row in &tuned.rows {
         assert_eq!(row.data.unwrap() * row.tensor.unwrap() * row.pipeline.unwrap(), 2);
@@ -129,7 +125,7 @@ fn a_table_that_was_killed_continues() {
         .join(format!("{}.json", first["task"].as_str().unwrap()));
     let measured = fs::read(&result).unwrap();
     let tuned = table(&lab.gptrain(&words));
-    assert_eq!(count(&tuned, Verdict::Measured), 3);
+    assert_eq!(count(&tuned, CutResult::Measured), 3);
     assert_eq!(fs::read(&result).unwrap(), measured);
     let after = record();
     assert!(after.starts_with(&before) && after.lines().count() == 3, "{after}");
@@ -142,7 +138,7 @@ fn a_cut_that_fails_or_is_late_is_a_row_with_its_verdict() {
     let over = "data.train=corpus,nothing";
     let tuned = table(&lab.gptrain(&tune(over, &["--json"])));
     let [good, bad] = &tuned.rows[..] else { panic!("{tuned:?}") };
-    assert_eq!([good.verdict, bad.verdict], [Verdict::Measured, Verdict::Failed]);
+    assert_eq!([good.result, bad.result], [CutResult::Measured, CutResult::Failed]);
     assert!(
         bad.notes.contains("failed: exit status: 2: ") && bad.notes.contains("nothing"),
         "{bad:?}"
@@ -151,11 +147,11 @@ fn a_cut_that_fails_or_is_late_is_a_row_with_its_verdict() {
     let late = |limit| tune("batch.micro=1", &["--folder", "late", "--json", "--limit", limit]);
     let mut command = lab.command(&late("1"));
     let tuned = table(&Done::of(command.env(STEP_DELAY, "3").output().unwrap()));
-    assert_eq!(count(&tuned, Verdict::Failed), 1);
+    assert_eq!(count(&tuned, CutResult::Failed), 1);
     assert!(tuned.rows[0].notes.contains("time limit of 1.0"), "{:?}", tuned.rows);
     assert_eq!(table(&lab.gptrain(&late("600"))), tuned, "it is not tried again");
     let tuned = table(&lab.gptrain(&[&late("600")[..], &["--retry"]].concat()));
-    assert_eq!(count(&tuned, Verdict::Measured), 1);
+    assert_eq!(count(&tuned, CutResult::Measured), 1);
 }
 
 #[test]
@@ -172,7 +168,7 @@ fn in_an_allocation_each_cut_is_an_srun() {
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
     let variables = [("PATH", Path::new(&path)), ("SLURM_JOB_ID", Path::new("7"))];
     let done = lab.gptrain_with(&variables, &tune("topology.data=1,2", &["--json"]));
-    assert_eq!(count(&table(&done), Verdict::Measured), 2);
+    assert_eq!(count(&table(&done), CutResult::Measured), 2);
     let options = fs::read_to_string(lab.path("srun.txt")).unwrap();
     let tasks: Vec<&str> = options
         .lines()

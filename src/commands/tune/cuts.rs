@@ -15,7 +15,7 @@ use estimate::hardware::{self, CPU};
 use estimate::request::{self, Flags};
 use estimate::search::print;
 use estimate::setup::{Extras, Setup};
-use estimate::tuned::{TunedRow, Verdict};
+use estimate::tuned::{CutResult, TunedRow};
 use estimate::view::GIB;
 use launch::series;
 use manifest::{DeviceChoice, Loaded, Manifest};
@@ -26,7 +26,7 @@ use train::probe::Probe;
 /// File of the planned cuts in the table's folder.
 const PLAN: &str = "cuts.json";
 
-/// What is to be tuned.
+/// Request of a table.
 #[derive(Debug)]
 pub struct Request<'a> {
     pub manifest: &'a Path,
@@ -169,7 +169,7 @@ fn combine(over: &str, m: &Manifest, ranks: usize) -> Result<Vec<Vec<String>>, P
     let replica = topology.tensor * topology.pipeline;
     let scaled = ranks != topology.ranks();
     if scaled && !ranks.is_multiple_of(replica) {
-        let what = format!("{ranks} ranks are no whole replicas of {replica}");
+        let what = format!("{ranks} ranks are not whole replicas of {replica}");
         let remedy = format!("--gpus {}", ranks.next_multiple_of(replica));
         return Err(Problems::one("--gpus", what, remedy));
     }
@@ -203,7 +203,7 @@ impl Planner<'_> {
             }
             Err(error) => {
                 let notes = format!("refused: {}", first_line(&format!("{error:#}")));
-                TunedRow { set, verdict: Verdict::Refused, notes, ..TunedRow::default() }
+                TunedRow { set, result: CutResult::Refused, notes, ..TunedRow::default() }
             }
         }
     }
@@ -231,7 +231,7 @@ impl Planner<'_> {
             ..TunedRow::default()
         };
         if let Some(shortage) = self.shortage(m, &stages) {
-            row.verdict = Verdict::OutOfMemory;
+            row.result = CutResult::OutOfMemory;
             row.device_bytes = Some(bytes.0);
             row.notes = format!("OOM: {shortage}; {}", row.notes);
         }
@@ -290,7 +290,7 @@ impl Cut {
     pub fn measured(&self, probe: &Probe) -> TunedRow {
         let memory = probe.memory.memory;
         TunedRow {
-            verdict: Verdict::Measured,
+            result: CutResult::Measured,
             nodes: Some(probe.nodes),
             global_batch: Some(probe.global_batch as usize),
             device_bytes: Some(memory.on_device()),
@@ -308,10 +308,10 @@ impl Cut {
         if why.contains(OUT_OF_MEMORY) {
             let device_bytes = planned.planned_bytes;
             let notes = format!("OOM: {why}; {}", planned.notes);
-            return TunedRow { verdict: Verdict::OutOfMemory, device_bytes, notes, ..planned };
+            return TunedRow { result: CutResult::OutOfMemory, device_bytes, notes, ..planned };
         }
         TunedRow {
-            verdict: Verdict::Failed,
+            result: CutResult::Failed,
             notes: format!("failed: {why}; {}", planned.notes),
             ..planned
         }

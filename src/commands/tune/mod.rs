@@ -10,7 +10,7 @@ use base::output::{self, Existing};
 use base::table::Printout;
 use base::{Count, Problems, Seconds, escape_control, number};
 use cuts::{Cut, Cuts};
-use estimate::tuned::{FORMAT, Tuned, Verdict};
+use estimate::tuned::{CutResult, FORMAT, Tuned};
 use launch::series::{Progress, Series, Task};
 use launcher::Launcher;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ use train::probe::Probe;
 ///
 /// Takes the first cuts of `estimate --search`, or every combination of the values of --over. Each runs
 /// by itself, with all its ranks: on this machine, or with one srun each in an allocation of Slurm. A cut
-/// that does not fit, fails or hangs is a row with its verdict. The same command continues after an
+/// that does not fit, fails or hangs is a row with its result. The same command continues after an
 /// interruption, and measures no row twice.
 #[derive(clap::Args)]
 pub struct Tune {
@@ -80,7 +80,7 @@ impl Tune {
         let open = cuts
             .all
             .iter()
-            .filter(|cut| cut.planned.verdict == Verdict::Open);
+            .filter(|cut| cut.planned.result == CutResult::Open);
         let tasks: Vec<Task> = open.map(|cut| self.task(folder, cut, &launcher)).collect();
         let mut series = Series::open(folder, &tasks)?.keeping_failures(self.retry);
         let mut failures = BTreeMap::new();

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
     use crate::hardware;
     use crate::setup::Program;
-    use crate::tuned::{FORMAT, TunedRow, Verdict};
+    use crate::tuned::{CutResult, FORMAT, TunedRow};
 
     const TEXT: &str = "
 model: {layers: 4, hidden: 64, heads: 4, vocab: 256, seq_len: 32}
@@ -202,7 +202,7 @@ train: {samples: 800}
             let planned = dry_run::seconds(&dry_run::stages(&m), &base.for_manifest(&m));
             TunedRow {
                 set: sets.iter().map(|set| set.to_string()).collect(),
-                verdict: Verdict::Measured,
+                result: CutResult::Measured,
                 global_batch: Some(16),
                 sec: Some(seconds(planned)),
                 ..TunedRow::default()
