@@ -244,6 +244,35 @@ impl Table {
         shown
     }
 
+    /// Columns with a key as comma-separated values, under their keys. A list is one value, with spaces.
+    pub fn csv(&self) -> String {
+        let keyed = |column: &&Column| column.key.is_some();
+        let columns: Vec<&Column> = self.columns.iter().filter(keyed).collect();
+        let titles = columns.iter().filter_map(|column| column.key.clone());
+        let mut csv = csv_line(titles);
+        for row in 0..self.rows {
+            csv += &csv_line(columns.iter().map(|column| plain(&column.cells[row])));
+        }
+        csv
+    }
+
+    /// Columns as a table of Markdown.
+    pub fn markdown(&self) -> String {
+        let shown = self.visible_columns(usize::MAX);
+        let titles = shown.iter().map(|shown| shown.column.title.clone());
+        let rules = shown
+            .iter()
+            .map(|shown| if shown.right { "--:" } else { "---" }.to_string());
+        let mut markdown = markdown_line(titles) + &markdown_line(rules);
+        for row in 0..self.rows {
+            let cells = shown
+                .iter()
+                .map(|shown| shown.column.cells[row].text.clone());
+            markdown += &markdown_line(cells);
+        }
+        markdown
+    }
+
     /// Element `<table>`. Its style breaks values into lines only if they `may_wrap`.
     pub fn html(&self, may_wrap: bool) -> String {
         let scope = if may_wrap { "" } else { " scope=\"row\"" };
@@ -266,6 +295,43 @@ impl Table {
         }
         html + "</table>"
     }
+}
+
+/// Value of a cell alone; empty without one.
+fn plain(cell: &Cell) -> String {
+    match &cell.value {
+        None | Some(Value::Null) => String::new(),
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(list)) => {
+            let texts: Vec<String> = list
+                .iter()
+                .filter_map(Value::as_str)
+                .map(String::from)
+                .collect();
+            texts.join(" ")
+        }
+        Some(value) => value.to_string(),
+    }
+}
+
+/// Line of comma-separated values, quoted where a value needs it.
+fn csv_line(values: impl Iterator<Item = String>) -> String {
+    let mut texts = Vec::new();
+    for value in values {
+        if value.contains(['"', ',', '\n', '\r']) {
+            texts.push(format!("\"{}\"", value.replace('"', "\"\"")));
+        } else {
+            texts.push(value);
+        }
+    }
+    texts.join(",") + "\n"
+}
+
+fn markdown_line(cells: impl Iterator<Item = String>) -> String {
+    let cells: Vec<String> = cells
+        .map(|cell| cell.replace('|', "\\|").replace('\n', " "))
+        .collect();
+    format!("| {} |\n", cells.join(" | "))
 }
 
 /// Column in text.
@@ -434,6 +500,21 @@ mod tests {
         let page = table.html(false);
         assert!(page.contains("<tr><th>run</th><th>loss</th><th>steps</th></tr>"), "{page}");
         assert!(page.contains("<th scope=\"row\">longer</th><td>3.00</td><td>–</td>"), "{page}");
+    }
+
+    #[test]
+    fn a_table_is_a_file_of_csv_and_of_markdown() {
+        let rows = [("a, \"b\"", vec!["x=1", "y=2"], 1.5), ("c|d", vec![], 2.0)];
+        let table = Rows::new(&rows)
+            .column("name", "name", |row| row.0)
+            .column("s", "sec", |row| Cell::fixed(row.2, 2))
+            .json("set", |row| Cell::new(row.1.clone(), ""))
+            .json("none", |_| Cell::new(Value::Null, ""))
+            .table();
+        let csv = "name,sec,set,none\n\"a, \"\"b\"\"\",1.5,x=1 y=2,\nc|d,2.0,,\n";
+        assert_eq!(table.csv(), csv);
+        let markdown = "| name | s |\n| --- | --: |\n| a, \"b\" | 1.50 |\n| c\\|d | 2.00 |\n";
+        assert_eq!(table.markdown(), markdown);
     }
 
     #[test]

@@ -23,6 +23,7 @@ use crate::sample::Sample;
 use crate::status::ShowStatus;
 use crate::sweep::Sweep;
 use crate::track::Track;
+use crate::tune::Tune;
 use crate::{completions, data, interrupt, manifest, unknown};
 use base::Bytes;
 use base::memory::{HostMemory, MemoryLimit};
@@ -115,6 +116,8 @@ enum Command {
     Job(Job),
     /// Run a manifest with every combination of several values, and compare the runs
     Sweep(Sweep),
+    /// Measure several topologies of a manifest, each for a few steps, in one table
+    Tune(Box<Tune>),
     /// Show the nodes that a run excludes, or clear their records
     Nodes(Nodes),
     /// Inspect a checkpoint, verify it, or compare two
@@ -333,7 +336,7 @@ fn check_output() -> (u8, Option<String>) {
 }
 
 fn run_command(command: Command, messages: &Messages) -> anyhow::Result<()> {
-    if !matches!(command, Command::Run(_) | Command::Sweep(_)) {
+    if !matches!(command, Command::Run(_) | Command::Sweep(_) | Command::Tune(_)) {
         interrupt::listen()?;
     }
     match command {
@@ -348,6 +351,7 @@ fn run_command(command: Command, messages: &Messages) -> anyhow::Result<()> {
         Command::Mlflow(track) => track.run("mlflow"),
         Command::Job(job) => job.run(),
         Command::Sweep(sweep) => sweep.run(),
+        Command::Tune(tune) => tune.run(),
         Command::Nodes(nodes) => nodes.run(),
         Command::InspectCkpt(inspect) => inspect.run(),
         Command::CheckRun(check) => check.run(),

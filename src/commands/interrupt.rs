@@ -1,5 +1,5 @@
-//! Ctrl-C, SIGTERM and SIGHUP end every command at once and leave no half-written file. Only `run`
-//! and `sweep` have their own handlers: a run finishes its step and saves.
+//! Ctrl-C, SIGTERM and SIGHUP end every command at once and leave no half-written file. Only `run`,
+//! `sweep` and `tune` have their own handlers: a run finishes its step and saves.
 
 use anyhow::Context;
 use base::output;

@@ -26,6 +26,7 @@ mod manifest;
 mod nodes;
 mod job;
 mod sweep;
+mod tune;
 mod data;
 mod estimate;
 mod bench;

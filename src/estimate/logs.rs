@@ -79,7 +79,8 @@ pub fn read(text: &str, name: &str, setup: &Setup) -> Result<Log, Problems> {
         let Some((seconds, batch)) = read_line(line) else { continue };
         let batch = batch.unwrap_or(setup.global);
         let tflops = field(line, "TFLOPs:");
-        let step = Step { line: number + 1, seconds, memory_gb: None, tflops };
+        let memory_gb = field(line, "device reserved (MB):").map(|mb| mb / 1000.0);
+        let step = Step { line: number + 1, seconds, memory_gb, tflops };
         batches.entry(batch).or_default().push(step);
         first.get_or_insert(batch);
         newest = Some(batch);

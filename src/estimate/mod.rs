@@ -12,6 +12,7 @@ pub mod hardware;
 pub mod trainers;
 pub mod shapes;
 pub mod measured;
+pub mod tuned;
 
 pub mod gptrain;
 pub mod predict;

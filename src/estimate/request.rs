@@ -2,6 +2,7 @@
 
 use super::gptrain::calibrate;
 use super::gptrain::local_cpu::{self, Care};
+use super::gptrain::tuned_cuts;
 use super::hardware::{self, CPU, Hardware};
 use super::logs;
 use super::measured::Measured;
@@ -9,6 +10,7 @@ use super::predict::Predict;
 use super::search::{Planner, Search};
 use super::setup::{Extras, Program, Setup};
 use super::trainers;
+use super::tuned::Tuned;
 use super::view::{self, Terms, View};
 use super::words::Price;
 use base::Problems;
@@ -91,15 +93,19 @@ impl Request {
         Ok(Request { manifest, setup, terms })
     }
 
-    /// Calibrates gptrain's own plan by `text`: the document of `gptrain bench --json`, or the steps of a
-    /// run (`metrics.jsonl`, or the lines of its log): of `run`, or else of this manifest. `name` is the
-    /// file's. Also returns a summary in one line.
+    /// Calibrates gptrain's own plan by `text`: the document of `gptrain bench --json` or `gptrain tune
+    /// --json`, or the steps of a run (`metrics.jsonl`, or the lines of its log): of `run`, or else of
+    /// this manifest. `name` is the file's. Also returns a summary in one line.
     pub fn learn(
         self,
         text: &str,
         name: &str,
         run: Option<&Manifest>,
     ) -> Result<(Request, String), Problems> {
+        if let Some(tuned) = Tuned::read(text, name)? {
+            let (setup, line) = tuned_cuts::learn(&tuned, name, &self.manifest, self.setup)?;
+            return Ok((Request { setup, ..self }, line));
+        }
         if !Measured::is_document(text) {
             let run = run.unwrap_or(&self.manifest);
             if run.precision != self.manifest.precision {

@@ -1,6 +1,6 @@
 //! A series of commands of this program, each a process, several at a time. A record in the series'
-//! folder has one line for each command that ended well; the next start skips these, also after
-//! SIGKILL.
+//! folder has one line for each command that ended well, and on request for one that failed; the next
+//! start skips these, also after SIGKILL.
 //!
 //! Independent of what the commands do. A command that was cut off is started again: `gptrain run`
 //! continues from its own checkpoint.
@@ -8,15 +8,15 @@
 use super::run_folder::{SERIES, is_task_of_series};
 use super::supervise::{ForwardedSignals, follow_parent};
 use anyhow::{Context, Result};
-use base::Moment;
-use rustix::process::Signal;
+use base::{Moment, Seconds};
+use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -26,6 +26,9 @@ const RECORD: &str = "series.jsonl";
 /// Poll interval of the processes.
 const POLL: Duration = Duration::from_millis(50);
 
+/// Time for a process to end by itself after its time limit.
+const GRACE: Duration = Duration::from_secs(10);
+
 /// Command of a series.
 #[derive(Clone, Debug)]
 pub struct Task {
@@ -33,8 +36,12 @@ pub struct Task {
     pub name: String,
     /// Text of everything that the result depends on: a task with another text is done again.
     pub input: String,
+    /// Command that starts this program, such as srun with its options; empty if none does.
+    pub launcher: Vec<OsString>,
     /// Arguments of this program.
     pub words: Vec<OsString>,
+    /// Time after which the command is ended and has failed.
+    pub limit: Option<Duration>,
     /// File that receives the command's output, appended.
     pub output: PathBuf,
     /// File that the command leaves when it has ended well: without it the task is done again.
@@ -48,6 +55,9 @@ struct Done {
     /// Digest of the task's input.
     input: u64,
     seconds: f64,
+    /// Reason of a failure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    failed: Option<String>,
 }
 
 /// Progress of a series.
@@ -57,6 +67,8 @@ pub enum Progress<'a> {
     Done(f64),
     /// Ended early: its exit code or signal, and the last line of its output.
     Failed(&'a str),
+    /// Ended early by the signal that ends the series.
+    Stopped,
 }
 
 /// Result of a series.
@@ -74,6 +86,31 @@ struct Running<'t> {
     slot: usize,
     child: Child,
     since: Moment,
+    /// Whether its time limit has ended it.
+    is_late: bool,
+}
+
+impl Running<'_> {
+    /// Ends a process that has reached its time limit: by SIGTERM, and `GRACE` later by SIGKILL.
+    fn enforce_limit(&mut self) {
+        let Some(limit) = self.task.limit else { return };
+        let elapsed = self.since.elapsed();
+        if elapsed > limit + GRACE {
+            let _ = self.child.kill(); // it has ended if this fails
+        } else if elapsed > limit && !self.is_late {
+            let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        }
+        self.is_late |= elapsed > limit;
+    }
+
+    /// Reason of a failure: how it ended, and the last line of its output.
+    fn describe_failure(&self, status: ExitStatus) -> String {
+        let last = last_line(&self.task.output);
+        match self.task.limit.filter(|_| self.is_late) {
+            Some(limit) => format!("time limit of {}: {last}", Seconds(limit.as_secs_f64())),
+            None => format!("{status}: {last}"),
+        }
+    }
 }
 
 /// Series of tasks with its folder.
@@ -81,21 +118,40 @@ pub struct Series<'t> {
     folder: PathBuf,
     tasks: &'t [Task],
     done: Vec<Done>,
+    /// Whether failures are recorded, and whether recorded ones are not tried again.
+    keeps_failures: bool,
+    skips_failures: bool,
 }
 
 impl<'t> Series<'t> {
     /// Reads the record in `folder`.
     pub fn open(folder: &Path, tasks: &'t [Task]) -> Result<Series<'t>> {
         let done = read_record(&folder.join(RECORD))?;
-        Ok(Series { folder: folder.to_path_buf(), tasks, done })
+        let folder = folder.to_path_buf();
+        Ok(Series { folder, tasks, done, keeps_failures: false, skips_failures: false })
+    }
+
+    /// The same series, which records failures, and does not try them again unless it `retries`.
+    pub fn keeping_failures(self, retries: bool) -> Series<'t> {
+        Series { keeps_failures: true, skips_failures: !retries, ..self }
     }
 
     pub fn is_done(&self, task: &Task) -> bool {
-        task.leaves.exists()
-            && self
-                .done
-                .iter()
-                .any(|done| done.task == task.name && done.input == digest(&task.input))
+        self.newest(task).is_some_and(|done| match &done.failed {
+            None => task.leaves.exists(),
+            Some(_) => self.skips_failures,
+        })
+    }
+
+    /// Recorded reason why a task failed; None if it did not.
+    pub fn failure(&self, task: &Task) -> Option<&str> {
+        self.newest(task)?.failed.as_deref()
+    }
+
+    fn newest(&self, task: &Task) -> Option<&Done> {
+        let input = digest(&task.input);
+        let mut done = self.done.iter();
+        done.rfind(|done| done.task == task.name && done.input == input)
     }
 
     /// Runs the tasks that are not done, `environment.len()` at a time. Each slot has the variables of
@@ -129,6 +185,7 @@ impl<'t> Series<'t> {
                 return Ok(outcome);
             }
             signals.forward(running.iter().map(|running| &running.child));
+            running.iter_mut().for_each(Running::enforce_limit);
             let mut ended = None;
             for (i, running) in running.iter_mut().enumerate() {
                 if let Some(status) = running.child.try_wait()? {
@@ -140,23 +197,29 @@ impl<'t> Series<'t> {
                 std::thread::sleep(POLL);
                 continue;
             };
-            let Running { task, since, .. } = running.remove(i);
+            let ended = running.remove(i);
+            let task = ended.task;
+            let seconds = ended.since.elapsed().as_secs_f64();
             if status.success() && is_whole(task) {
-                let seconds = since.elapsed().as_secs_f64();
-                self.record_done(task, seconds)?;
+                self.record_end(task, seconds, None)?;
                 report(task, Progress::Done(seconds));
+            } else if outcome.stopped || signals.stop_requested() {
+                report(task, Progress::Stopped);
             } else {
-                let last = last_line(&task.output);
-                report(task, Progress::Failed(&format!("{status}: {last}")));
+                let why = ended.describe_failure(status);
+                if self.keeps_failures {
+                    self.record_end(task, seconds, Some(why.clone()))?;
+                }
+                report(task, Progress::Failed(&why));
                 outcome.failed.push(task.name.clone());
             }
         }
     }
 
-    /// Records that a task has ended well.
-    fn record_done(&mut self, task: &Task, seconds: f64) -> Result<()> {
+    /// Records that a task has ended well, or why it failed.
+    fn record_end(&mut self, task: &Task, seconds: f64, failed: Option<String>) -> Result<()> {
         let path = self.folder.join(RECORD);
-        let done = Done { task: task.name.clone(), input: digest(&task.input), seconds };
+        let done = Done { task: task.name.clone(), input: digest(&task.input), seconds, failed };
         let mut line = serde_json::to_vec(&done)?;
         line.push(b'\n');
         let append = || -> std::io::Result<()> {
@@ -206,8 +269,12 @@ fn start<'t>(task: &'t Task, slot: usize, environment: &[(String, String)]) -> R
         .append(true)
         .open(&task.output)
         .with_context(failed)?;
-    let mut command = Command::new(std::env::current_exe().context("finding this program")?);
-    command.args(&task.words).env(SERIES, &task.name);
+    let program = std::env::current_exe().context("finding this program")?;
+    let mut words = task.launcher.clone();
+    words.push(program.into_os_string());
+    words.extend(task.words.iter().cloned());
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).env(SERIES, &task.name);
     command.envs(environment.iter().map(|(name, value)| (name, value)));
     command
         .stdin(Stdio::null())
@@ -216,14 +283,17 @@ fn start<'t>(task: &'t Task, slot: usize, environment: &[(String, String)]) -> R
     let child = command
         .spawn()
         .with_context(|| format!("cannot start {}", task.name))?;
-    Ok(Running { task, slot, child, since: Moment::now() })
+    Ok(Running { task, slot, child, since: Moment::now(), is_late: false })
 }
 
-/// Last line of a command's output that is not empty.
+/// Last line of a command's output that is neither empty nor the remedy of the line before.
 fn last_line(path: &Path) -> String {
     let bytes = read_end(path, 4096).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
-    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let mut lines = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with('→'));
     lines.next_back().unwrap_or("no output").to_string()
 }
 

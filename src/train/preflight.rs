@@ -196,7 +196,7 @@ fn memory_shortage(needs: &[Need]) -> Option<Problems> {
     };
     Some(Problems::one(
         format!("node {node}"),
-        sums.text(),
+        format!("out of memory: {}", sums.text()),
         format!(
             "{remedy}start fewer ranks on it, or split the model further: topology.zero=1 or more, \
              topology.tensor, batch.micro, topology.recompute"
@@ -363,8 +363,8 @@ mod tests {
         assert_eq!(verdict([10 << 30, 10 << 30]), None);
         let refused = verdict([11 << 30, (10 << 30) - 1]).unwrap();
         let says = [
-            "node n1: its 2 ranks need 10.0 GiB (6.0 GiB of it by topology.offload) between them, \
-             and 10.0 GiB is free",
+            "node n1: out of memory: its 2 ranks need 10.0 GiB (6.0 GiB of it by topology.offload) \
+             between them, and 10.0 GiB is free",
             "topology.zero=1 or more, topology.data",
         ];
         assert!(says.iter().all(|part| refused.contains(part)), "{refused}");

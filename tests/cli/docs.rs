@@ -131,6 +131,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("development.md", "GPTRAIN_ATTACK_SECONDS", "CI runs it"),
     ("development.md", "GPTRAIN_EVERY_FAULT=1", "the suite runs a part of it"),
     ("development.md", "mkdir -p fuzz", "nightly"),
+    ("estimate.md", "gptrain tune", "minutes of eight ranks: tests/cli/tune.rs"),
     ("gpu.md", "make test-gpu", "a GPU"),
     ("gpu.md", "GPTRAIN_TEST_GPU=1", "a GPU"),
     ("gpu.md", "python3 -m tarfile", "a GPU"),

@@ -10,6 +10,7 @@
 //! | `job` | `gptrain job`: the script of a manifest |
 //! | `sweep` | `gptrain sweep`: combinations of values, killed, failed, and as Slurm's jobs |
 //! | `probe` | `gptrain run --probe`: the steps of the run, and nothing left of them |
+//! | `tune` | `gptrain tune`: cuts that are measured, do not fit, fail; killed; by srun |
 //! | `places` | models by their place, options that name a setting, examples before questions |
 //! | `upkeep` | `gptrain prune`, and the user's command for events |
 //! | `run` | `gptrain run`: training, stopping, resuming, and everything that can be wrong |
@@ -64,5 +65,6 @@ mod run;
 mod status;
 mod step_parts;
 mod sweep;
+mod tune;
 mod track;
 mod upkeep;

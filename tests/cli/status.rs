@@ -2,6 +2,7 @@
 //! for Prometheus.
 
 use crate::common::binary::{Done, Lab, run_args, until};
+use gptrain::base::Bytes;
 use gptrain::launch::events::{self, Kind};
 use gptrain::train::status::{NAME, Status};
 use gptrain::train::testing::STEP_DELAY;
@@ -284,4 +285,61 @@ fn a_run_is_followed_to_its_end() {
         Status { phase: "failed: no space".into(), ..Status::read(&lab.path("runs/a")).unwrap() };
     fs::write(path, serde_json::to_vec(&failed).unwrap()).unwrap();
     end(watch(&[])).expect(1, &["runs/a: the run failed: no space"]);
+}
+
+/// Memory in every place that shows it: the allocator's figure, and the system's within 1 %.
+#[test]
+fn memory_is_the_allocators_and_the_systems() {
+    let lab = Lab::new();
+    let long = ["train.steps=1000000", "log.interval=10", "train.eval_interval=0"];
+    let grid = ["topology.pipeline=2", "checkpoint.interval=1000000", "log.tensorboard=true"];
+    let child = lab.start(&[&long[..], &grid].concat());
+    let read = || {
+        let rows = lab.metrics("runs/a");
+        rows.iter()
+            .rev()
+            .find(|row| row.get("host_rss").is_some())
+            .cloned()
+    };
+    let resident = || {
+        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        let kib = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:"))
+            .and_then(|rest| rest.split_whitespace().next()?.parse::<f64>().ok());
+        1024.0 * kib.unwrap()
+    };
+    until("the record has the memory of the process, within 1 %", || {
+        let Some(row) = read().filter(|row| row["step"].as_u64() > Some(40)) else { return false };
+        (row["host_rss"].as_f64().unwrap() / resident() - 1.0).abs() < 0.01
+    });
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let done = Done::of(child.wait_with_output().unwrap());
+    done.expect(0, &[]);
+    let row = read().unwrap();
+    let bytes = |key: &str| row[key].as_u64().unwrap_or_else(|| panic!("{key}: {row}"));
+    // All that is reserved holds tensors, and it is what the start printed of the fullest rank.
+    let planned = format!("total {}", Bytes(bytes("device_in_use")));
+    assert!(done.out.contains(&planned), "{planned}: {}", done.out);
+    assert_eq!(bytes("device_reserved"), bytes("device_in_use"));
+    assert!(bytes("host_rss") > bytes("device_reserved") && row.get("device_process").is_none());
+    let full = bytes("fullest_rank");
+    assert_eq!(bytes("fullest_stage"), full, "a stage of this grid is a rank");
+    assert!(
+        done.out
+            .contains(&format!("memory of rank {full}, which takes most"))
+    );
+    let megabytes = bytes("device_reserved") as f64 / 1048576.0;
+    for field in [format!("| device reserved (MB): {megabytes:.1} |"), "| host RSS (MB): ".into()] {
+        assert!(done.out.contains(&field), "{field}: {}", done.out);
+    }
+    assert_eq!(lab.metrics("runs/a")[1].get("host_rss"), None, "only at log lines");
+    let status = lab.gptrain(&["status", "runs/a"]);
+    for part in ["device memory ", "host memory ", &format!("fullest rank {full}")] {
+        assert!(status.out.contains(part), "{part}: {}", status.out);
+    }
+    let page = fs::read_to_string(lab.path("runs/a/metrics.prom")).unwrap();
+    assert_eq!(number(&page, "device_reserved_bytes"), bytes("device_reserved") as f64);
+    assert!(!page.contains("device_process"), "{page}");
 }

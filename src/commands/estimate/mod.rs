@@ -4,8 +4,8 @@ mod campaign;
 #[cfg(feature = "predict")]
 mod others;
 mod progress;
-mod records;
-mod search;
+pub mod records;
+pub mod search;
 mod unused_flags;
 
 use crate::completions::{HARDWARE, PROGRAMS, SETTINGS};
@@ -76,7 +76,7 @@ pub struct Estimate {
     #[command(flatten)]
     campaign: campaign::Campaign,
     /// Fit the constants of the estimate to measurements. For gptrain: the output of `gptrain bench
-    /// --json`, or a run: its folder, its metrics.jsonl or its log. For other programs: a log, or a
+    /// --json` or `gptrain tune --json`, or a run: its folder, its metrics.jsonl or its log. For other programs: a log, or a
     /// csv with the columns of `measured_runs.csv`
     #[arg(long, value_name = "FILE")]
     calibrate: Option<PathBuf>,

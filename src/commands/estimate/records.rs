@@ -76,7 +76,7 @@ impl Changes {
 
 /// Replicas that keep the number of devices of `now` when tensor or pipeline change. None if `pairs`
 /// set topology.data, or if the number of devices is not divisible.
-fn replicas_on_as_many_devices(now: &Topology, pairs: &[String]) -> Option<usize> {
+pub fn replicas_on_as_many_devices(now: &Topology, pairs: &[String]) -> Option<usize> {
     let set = |name: &str| {
         let mut values = pairs.iter().filter_map(|pair| pair.split_once('='));
         values

@@ -1,6 +1,6 @@
 //! `gptrain sweep`
 
-mod variants;
+pub mod variants;
 
 use crate::compare::comparison::Comparison;
 use crate::job::Resources;
@@ -80,6 +80,7 @@ impl Sweep {
                     base::say!("{}: complete, {}", task.name, Seconds(seconds))
                 }
                 Progress::Failed(why) => base::warn!("{}: {}", task.name, escape_control(why)),
+                Progress::Stopped => {}
             },
         )?;
         if outcome.stopped {

@@ -45,9 +45,9 @@ pub struct Variants {
 }
 
 /// Setting with its values, as written.
-struct Axis<'a> {
-    key: &'a str,
-    values: Vec<&'a str>,
+pub struct Axis<'a> {
+    pub key: &'a str,
+    pub values: Vec<&'a str>,
 }
 
 impl Variants {
@@ -55,7 +55,8 @@ impl Variants {
     /// lists the mistakes of all variants. `folder` has the variants' folders; by default it is
     /// the manifest's own with `-sweep`.
     pub fn read(manifest: &Path, sets: &[String], folder: Option<&Path>) -> Result<Variants> {
-        let axes = parse_axes(sets)?;
+        let axes = parse_axes("--set", sets)?;
+        require_several("--set", &axes)?;
         let fewest: Vec<String> = axes
             .iter()
             .map(|axis| format!("{}={}", axis.key, axis.values[0]))
@@ -71,7 +72,7 @@ impl Variants {
         };
         let mut problems = Problems::default();
         let mut all = Vec::new();
-        for values in combine_values(&axes)? {
+        for values in combine_values("--set", &axes)? {
             let name = name_variant(&axes, &values);
             let mut sets: Vec<String> = std::iter::zip(&axes, &values)
                 .map(|(axis, value)| format!("{}={value}", axis.key))
@@ -99,7 +100,9 @@ impl Variants {
                 Task {
                     name: variant.name.clone(),
                     input: variant.loaded.effective.clone(),
+                    launcher: Vec::new(),
                     words,
+                    limit: None,
                     output: self.folder.join(format!("{}.log", variant.name)),
                     leaves: variant.folder().join(manifest::IN_FOLDER),
                 }
@@ -160,24 +163,25 @@ impl Variants {
     }
 }
 
-/// The settings of `--set`, each with its values.
-fn parse_axes(sets: &[String]) -> Result<Vec<Axis<'_>>, Problems> {
+/// The settings of `option`, `KEY=VALUE,VALUE`, each with its values.
+pub fn parse_axes<'a>(option: &str, sets: &'a [String]) -> Result<Vec<Axis<'a>>, Problems> {
+    let example = format!("write {option} KEY=VALUE,VALUE, such as {option} lr.peak=1e-4,3e-4");
     let mut problems = Problems::default();
     let mut axes: Vec<Axis> = Vec::new();
     for set in sets {
-        let place = format!("--set {set}");
+        let place = format!("{option} {set}");
         let Some((key, values)) = set.split_once('=') else {
-            problems.add(
-                place,
-                "there is no `=`",
-                "write --set KEY=VALUE,VALUE, such as --set lr.peak=1e-4,3e-4",
-            );
+            problems.add(place, "there is no `=`", example.as_str());
             continue;
         };
         let key = key.trim();
         let values = split_values(values);
         if axes.iter().any(|axis| axis.key == key) {
-            problems.add(place, format!("{key} is given twice"), "write its values in one --set");
+            problems.add(
+                place,
+                format!("{key} is given twice"),
+                format!("write its values in one {option}"),
+            );
         } else if key == "log.folder" {
             problems.add(place, "each variant has its own folder", "name theirs with --output");
         } else if let Some(twice) = values.iter().find(|v| count(&values, v) > 1) {
@@ -187,14 +191,16 @@ fn parse_axes(sets: &[String]) -> Result<Vec<Axis<'_>>, Problems> {
         }
         axes.push(Axis { key, values });
     }
-    if axes.iter().all(|axis| axis.values.len() < 2) {
-        problems.add(
-            "--set",
-            "no setting has several values",
-            "write --set KEY=VALUE,VALUE, such as --set lr.peak=1e-4,3e-4",
-        );
-    }
     problems.or(axes)
+}
+
+/// Fails if there is nothing to combine.
+fn require_several(option: &str, axes: &[Axis]) -> Result<(), Problems> {
+    if axes.iter().any(|axis| axis.values.len() > 1) {
+        return Ok(());
+    }
+    let remedy = format!("write {option} KEY=VALUE,VALUE, such as {option} lr.peak=1e-4,3e-4");
+    Err(Problems::one(option, "no setting has several values", remedy))
 }
 
 fn count(values: &[&str], value: &str) -> usize {
@@ -226,13 +232,13 @@ fn split_values(values: &str) -> Vec<&str> {
 }
 
 /// Every combination of the values; the last setting varies first.
-fn combine_values<'a>(axes: &[Axis<'a>]) -> Result<Vec<Vec<&'a str>>, Problems> {
+pub fn combine_values<'a>(option: &str, axes: &[Axis<'a>]) -> Result<Vec<Vec<&'a str>>, Problems> {
     let number = axes
         .iter()
         .try_fold(1usize, |n, axis| n.checked_mul(axis.values.len()));
     if number.is_none_or(|number| number > MOST) {
         return Err(Problems::one(
-            "--set",
+            option,
             format!("the values have more than {MOST} combinations"),
             "write fewer values",
         ));
@@ -286,13 +292,13 @@ mod tests {
     #[test]
     fn every_combination_has_its_own_name() {
         let sets = ["a=1,2", "b=7", "c=[x],[y],{z: 1}"].map(str::to_string);
-        let axes = parse_axes(&sets).unwrap();
-        let all = combine_values(&axes).unwrap();
+        let axes = parse_axes("--set", &sets).unwrap();
+        let all = combine_values("--set", &axes).unwrap();
         let names: std::collections::BTreeSet<_> =
             all.iter().map(|v| name_variant(&axes, v)).collect();
         assert_eq!((all.len(), names.len()), (6, 6));
         assert_eq!(all[1], ["1", "7", "[y]"]);
-        let axes = parse_axes(&sets[..2]).unwrap();
+        let axes = parse_axes("--set", &sets[..2]).unwrap();
         assert_eq!(name_variant(&axes, &["2", "7"]), "a=2");
     }
 
@@ -300,8 +306,8 @@ mod tests {
     fn mistakes_in_values_are_named() {
         let wrong = |sets: &[&str]| {
             let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
-            parse_axes(&sets)
-                .map(|axes| axes.len())
+            parse_axes("--set", &sets)
+                .and_then(|axes| require_several("--set", &axes))
                 .unwrap_err()
                 .to_string()
         };

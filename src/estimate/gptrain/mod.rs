@@ -10,5 +10,6 @@ pub mod advisor;
 pub mod remedies;
 pub mod drift;
 pub mod calibrate;
+pub mod tuned_cuts;
 pub mod compression;
 pub mod local_cpu;

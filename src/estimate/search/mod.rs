@@ -357,6 +357,14 @@ impl<'a> Search<'a> {
         })
     }
 
+    /// The first `most` cuts of `ranked`, which may be more than it has.
+    pub fn best_cuts(&self, devices: usize, most: usize) -> Vec<Candidate> {
+        let ranked = |search: &Search| search.rank_simplest_first(&search.cuts(devices), most);
+        let found = ranked(self).or_else(|| ranked(&self.with_memory_extras()));
+        let best = found.map_or(Vec::new(), |found| found.best);
+        best.into_iter().map(|planned| planned.candidate).collect()
+    }
+
     /// Search with extras that need less memory.
     fn with_memory_extras(&self) -> Search<'a> {
         let extras = Extras { powersgd: self.extras.powersgd, ..Extras::SMALLER };

@@ -208,20 +208,25 @@ fn extras(s: &Setup) -> Option<String> {
 /// A cut in words.
 pub fn describe(s: &Setup) -> String {
     let t = &s.topology;
+    format!(
+        "TP {} × PP {} × DP {}, micro-batch {}, {}",
+        t.tensor,
+        t.pipeline,
+        t.data,
+        s.micro,
+        describe_rest(s)
+    )
+}
+
+/// A cut in words, without its grid and micro-batch.
+pub fn describe_rest(s: &Setup) -> String {
+    let t = &s.topology;
     let more = match extras(s) {
         Some(extras) => format!(", {extras}"),
         None if t.chunks > 1 => format!(", {} chunks", t.chunks),
         None => String::new(),
     };
-    format!(
-        "TP {} × PP {} × DP {}, micro-batch {}, ZeRO-{}, recompute {}{more}",
-        t.tensor,
-        t.pipeline,
-        t.data,
-        s.micro,
-        t.zero,
-        t.recompute.name()
-    )
+    format!("ZeRO-{}, recompute {}{more}", t.zero, t.recompute.name())
 }
 
 /// Settings of `m` for a cut of it, as for `--set`.

@@ -3,6 +3,7 @@
 //! the code that measures it.
 
 use super::RunInfo;
+use crate::memory::FullestRank;
 use base::null_is_nan;
 use base::svg::{Scale, Stroke, short_number};
 use device::Health;
@@ -32,6 +33,8 @@ pub struct Source<'a> {
     pub done: &'a StepRecord,
     /// Readings of rank 0's GPU, at a log line.
     pub gpu: Health,
+    /// Memory of the fullest rank, at a log line and at the first step.
+    pub memory: Option<FullestRank>,
 }
 
 impl Source<'_> {
@@ -41,6 +44,17 @@ impl Source<'_> {
 
     fn tokens(&self, samples: u64) -> u64 {
         samples * self.manifest.model.seq_len as u64
+    }
+
+    /// Number of the fullest rank, and of its stage; None without others.
+    fn fullest(&self) -> Option<u32> {
+        let several = self.manifest.topology.ranks() > 1;
+        Some(self.memory.filter(|_| several)?.rank as u32)
+    }
+
+    fn fullest_stage(&self) -> Option<u32> {
+        let several = self.manifest.topology.pipeline > 1;
+        Some(self.memory.filter(|_| several)?.stage as u32)
     }
 }
 
@@ -116,6 +130,10 @@ pub enum Format {
     Brief,
     Seconds,
     Percent,
+    /// Bytes as `31.2 GiB`.
+    Memory,
+    /// Bytes in Megatron's MB, of 1024² bytes.
+    Megabytes,
     /// Five significant digits.
     Digits,
 }
@@ -142,6 +160,7 @@ logged! {
     bool: value => Some(f64::from(u8::from(value)));
     Option<f64>: value => value;
     Option<u32>: value => value.map(f64::from);
+    Option<u64>: value => value.map(|value| value as f64);
 }
 
 macro_rules! numbers {
@@ -315,6 +334,78 @@ numbers! { source =>
     /// Temperature of rank 0's GPU at a log line, if NVML reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     gpu_celsius: Option<u32> = source.gpu.gpu_celsius, "°C", [Curve("gpu/temperature C")];
+
+    /// Device memory that the allocator of the fullest rank has reserved, at a log line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    device_reserved: Option<u64> = source.memory.map(|full| full.memory.reserved), "bytes", [
+        Line(170, "device reserved (MB)", LastStep, Megabytes),
+        Short(61, "device {}", LastStep, Memory),
+        Curve("memory/device reserved bytes"),
+        Last("device memory reserved", Memory),
+        Status,
+        Text("device memory {}", Memory),
+        Prometheus("device_reserved_bytes", "gauge", "Device memory that the fullest rank reserved"),
+    ];
+
+    /// The part of it that tensors use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    device_in_use: Option<u64> = source.memory.map(|full| full.memory.in_use), "bytes", [
+        Line(180, "device in use (MB)", LastStep, Megabytes),
+        Curve("memory/device in use bytes"),
+        Status,
+        Prometheus("device_in_use_bytes", "gauge", "Device memory of the fullest rank's tensors"),
+    ];
+
+    /// Memory of the fullest rank's process on its GPU, with the driver's context and NCCL's buffers,
+    /// if NVML reports it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    device_process: Option<u64> = source.memory.and_then(|full| full.memory.gpu.process), "bytes", [
+        Line(190, "device process (MB)", LastStep, Megabytes),
+        Short(62, "process {}", LastStep, Memory),
+        Curve("memory/device process bytes"),
+        Last("device memory of the process", Memory),
+        Status,
+        Prometheus("device_process_bytes", "gauge", "Memory of the fullest rank's process on its GPU"),
+    ];
+
+    /// Memory of that GPU that its driver keeps, if NVML reports it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    device_driver: Option<u64> = source.memory.and_then(|full| full.memory.gpu.driver), "bytes", [
+        Line(200, "device driver (MB)", LastStep, Megabytes),
+        Curve("memory/device driver bytes"),
+        Status,
+    ];
+
+    /// Memory of the fullest rank's process on its host. Ranks that are threads share it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    host_rss: Option<u64> = source.memory.and_then(|full| full.memory.host), "bytes", [
+        Line(210, "host RSS (MB)", LastStep, Megabytes),
+        Short(63, "host {}", LastStep, Memory),
+        Curve("memory/host RSS bytes"),
+        Last("host memory", Memory),
+        Status,
+        Text("host memory {}", Memory),
+        Prometheus("host_rss_bytes", "gauge", "Host memory of the fullest rank's process"),
+    ];
+
+    /// The fullest rank of several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    fullest_rank: Option<u32> = source.fullest(), "", [
+        Line(220, "fullest rank", LastStep, Whole(3)),
+        Short(64, "fullest rank {}", LastStep, Fixed(0)),
+        Status,
+        Text("fullest rank {}", Fixed(0)),
+        Prometheus("fullest_rank", "gauge", "Rank that uses most of its device's memory"),
+    ];
+
+    /// Its pipeline stage, of several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    fullest_stage: Option<u32> = source.fullest_stage(), "", [
+        Line(230, "fullest stage", LastStep, Whole(3)),
+        Short(65, "stage {}", LastStep, Fixed(0)),
+        Status,
+        Text("stage {}", Fixed(0)),
+    ];
 }
 
 /// Linear scale from 0.
@@ -356,6 +447,8 @@ impl Format {
             Brief => short_number(value),
             Seconds => base::Seconds(value).to_string(),
             Percent => format!("{value:.1} %"),
+            Memory => base::Bytes(value as u64).to_string(),
+            Megabytes => format!("{:.1}", value / 1048576.0),
             Digits => match value.abs() {
                 _ if !value.is_finite() => "–".into(),
                 a if a >= 1e5 || (a < 1e-3 && a > 0.0) => format!("{value:.3e}"),

@@ -58,7 +58,9 @@ fn text(status: &Status) -> String {
         Shown::Prometheus(name, kind, help) => Some((0, (name, kind, help))),
         _ => None,
     })
-    .map(|(number, (name, kind, help))| (name, kind, help, number.value_or_nan(&status.last.0)));
+    .filter_map(|(number, (name, kind, help))| {
+        Some((name, kind, help, (number.value)(&status.last.0)?))
+    });
     #[rustfmt::skip]
     let run = [
         ("seconds_left", "gauge", "Expected to the end of the run", status.left_s.unwrap_or(f64::NAN)),

@@ -1,6 +1,7 @@
 //! Record of a run on rank 0: log lines, metrics and events of the report, and the status.
 
 use super::{Ended, Event, RunContext, RunView, StepRecord, Watcher};
+use crate::memory::{FullestRank, RankMemory, find_fullest};
 use crate::report::Report;
 use crate::report::metrics::Metrics;
 use crate::report::numbers::{Source, StepRow};
@@ -16,25 +17,35 @@ pub struct Record {
     files: Option<(Report, StatusWriter)>,
     /// Whether a step of this process was recorded.
     begun: bool,
+    /// Last reading of the ranks' memory.
+    memory: Option<FullestRank>,
 }
 
 impl Record {
     pub fn new(files: Option<(Report, StatusWriter)>) -> Record {
-        Record { files, begun: false }
+        Record { files, begun: false, memory: None }
     }
 
-    fn step(&mut self, cx: &RunContext, done: &StepRecord) -> anyhow::Result<()> {
-        let m = cx.manifest;
+    /// Records a step. At a log line and at the first step, a collective.
+    fn step(&mut self, run: &RunView, done: &StepRecord) -> anyhow::Result<()> {
+        let manifest = run.manifest;
         let first = !std::mem::replace(&mut self.begun, true);
+        let logged = done.step.is_multiple_of(manifest.log.interval);
+        let monitor = run.monitor.as_deref();
+        let mut memory = None;
+        if logged || first {
+            memory = find_fullest(run.rank, &RankMemory::read(run.engine, monitor))?;
+            self.memory = memory;
+        }
         let Some((report, status)) = &mut self.files else { return Ok(()) };
-        let logged = done.step.is_multiple_of(m.log.interval);
-        let monitor = cx.monitor.as_ref().filter(|_| logged);
-        let gpu = monitor.map(|monitor| monitor.health()).unwrap_or_default();
-        let row = StepRow::new(&Source { manifest: m, done, gpu });
+        let health = monitor.filter(|_| logged).map(|monitor| monitor.health());
+        let gpu = health.unwrap_or_default();
+        let row = StepRow::new(&Source { manifest, done, gpu, memory });
         report.step(&row)?;
-        status.step(&row);
+        // The status has the last reading until the next one.
+        status.step(&StepRow::new(&Source { manifest, done, gpu, memory: self.memory }));
         if first {
-            foretell(cx, &row);
+            foretell(run.cx, &row);
         }
         Ok(())
     }
@@ -74,7 +85,7 @@ impl Watcher for Record {
 
     fn notice(&mut self, run: &RunView, event: &Event) -> anyhow::Result<()> {
         match event {
-            Event::Step(done) => return self.step(run.cx, done),
+            Event::Step(done) => return self.step(run, done),
             Event::RollingBack => return self.wait(run),
             _ => {}
         }

@@ -61,6 +61,9 @@ fn a_gpu_trains_as_the_cpu_does_and_repeats_itself_bit_for_bit() {
         let health = ["gpu_mhz", "gpu_watts", "gpu_celsius"].map(|key| gpu[11][key].as_f64());
         assert_eq!(health, [Some(1410.0), Some(250.5), Some(61.0)]);
         assert!(cpu[11].get("gpu_mhz").is_none());
+        let memory = ["device_process", "device_driver"].map(|key| gpu[11][key].as_u64());
+        assert_eq!(memory, [Some(3 << 30), Some(600 << 20)]);
+        assert!(gpu[11]["device_reserved"].as_u64() >= gpu[11]["device_in_use"].as_u64());
         assert_eq!((gpu.len(), cpu.len()), (12, 12));
         for (gpu, cpu) in gpu.iter().zip(&cpu) {
             for key in ["lm_loss", "grad_norm"] {
