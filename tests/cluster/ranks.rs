@@ -166,7 +166,7 @@ fn a_file_in_the_folder_stops_and_saves_all_ranks_and_refuses_the_next_start() {
         .expect(0, &[]);
     let saved = lab.metrics("runs/a").len();
     lab.run(&sets)
-        .expect(2, &["runs/a/stop: is there: somebody stopped this run", "rm runs/a/stop"]);
+        .expect(2, &["runs/a/stop: is there: the run was stopped by it", "rm runs/a/stop"]);
     std::fs::remove_file(stop).unwrap();
     let resumed = lab.run(&with(&sets, &[&format!("train.steps={}", saved + 1)]));
     resumed.expect(0, &[]);

@@ -38,7 +38,11 @@ enum States {
 
 impl Trainer {
     pub fn open(from: &Path, sets: Vec<String>) -> anyhow::Result<Trainer> {
-        let format = detect(from)?;
+        let format = match detect(from)? {
+            // Without its optimizer's states, and the settings that an import asks for.
+            Format::HfTrainer => Format::HuggingFace,
+            format => format,
+        };
         if format == Format::Gptrain {
             return Err(Problems::one(
                 from.display().to_string(),
@@ -141,7 +145,7 @@ fn saved_step(from: &Path) -> u64 {
 
 /// Mean of the losses that a trainer computes.
 fn mean_of(found: &RunDescription) -> LossMean {
-    let said = |name: &str| found.ignored.iter().any(|row| row.starts_with(name));
+    let said = |name: &str| found.notes.iter().any(|note| note.contains(name));
     match found.format {
         Format::PytorchDcp | Format::HuggingFace => LossMean::Tokens,
         _ if said(PER_TOKEN) => LossMean::Tokens,

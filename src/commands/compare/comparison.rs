@@ -220,7 +220,7 @@ impl Comparison {
         self.0.iter().map(|(label, _)| label.clone())
     }
 
-    /// Where each later run parts from the first.
+    /// First difference of each later run from the first.
     fn partings(&self) -> Table {
         let mut partings = Vec::new();
         for (label, run) in &self.0[1..] {
@@ -275,7 +275,8 @@ impl Comparison {
         let starts = self.starts();
         let mut out = Printout::new(json!({
             "runs": self.labels().collect::<Vec<_>>(), "rows": numbers.json(),
-            "notes": self.notes(), "partings": partings.json(), "starts": starts.json(), "settings": BTreeMap::from_iter(settings.clone()),
+            "notes": self.notes(), "partings": partings.json(), "starts": starts.json(),
+            "settings": BTreeMap::from_iter(settings.clone()),
         }));
         out.table(numbers);
         out.line("");

@@ -9,9 +9,12 @@ use std::collections::BTreeMap;
 use train::report::metrics::Metrics;
 use train::report::numbers::StepRow;
 
+/// Number in a step's record.
+type Value = fn(&StepRow) -> f64;
+
 /// Numbers of a step in the order in which one follows from the other: the update of a step shows in
 /// the loss of the next one.
-const NUMBERS: [(&str, fn(&StepRow) -> f64); 4] = [
+const NUMBERS: [(&str, Value); 4] = [
     ("consumed samples", |row| row.consumed_samples as f64),
     ("learning rate", |row| row.lr),
     ("training loss", |row| row.lm_loss),

@@ -123,7 +123,8 @@ impl DriftedCopy {
 /// Inspects a checkpoint of a format other than gptrain's.
 pub fn inspect(folder: &Path, format: Format, depth: Depth) -> Result<Inspection> {
     match format {
-        Format::HuggingFace => hugging_face::inspect(folder, depth),
+        // The states of the Trainer's optimizer have no names: they are read with the model, by an import.
+        Format::HuggingFace | Format::HfTrainer => hugging_face::inspect(folder, depth),
         other => foreign::inspect(folder, other, depth),
     }
 }

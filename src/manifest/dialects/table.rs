@@ -526,7 +526,7 @@ pub const ROWS: &[Row] = &[
         .megatron("calculate_per_token_loss"),
     noted("false", "gptrain does not clip queries and keys").megatron("qk_clip"),
     noted("inf", "`divergence` says which steps are skipped").megatron("grad_norm_skip_threshold"),
-    noted("null", "gptrain skips no steps by their number")
+    noted("null", "`data.skip` leaves out samples, by their number instead of the step's")
         .megatron("skip_train_iteration_range iterations_to_skip"),
     noted("false", "gptrain's loss counts every token of a sample")
         .megatron("loss_on_targets_only reweight_loss_based_on_position_frequency sft"),

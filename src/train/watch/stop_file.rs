@@ -1,5 +1,6 @@
-//! End of a run by a file in its folder: `touch RUN/stop` saves and ends it as SIGTERM does. Whoever may
-//! write in the folder can do so, on any machine that sees it. The file remains, and refuses the next start.
+//! End of a run by a file in its folder: `touch RUN/stop` saves and ends it as SIGTERM does. It needs write
+//! permission in the folder, and works on any machine that sees it. The file remains, and refuses the next
+//! start.
 
 use super::{Requests, RunView, Watcher};
 use base::{Moment, Problems, shell_word};
@@ -31,7 +32,7 @@ impl StopFile {
         }
         Err(Problems::one(
             path.display().to_string(),
-            "is there: somebody stopped this run",
+            "is there: the run was stopped by it",
             format!("remove it to train on: rm {}", shell_word(&path.to_string_lossy())),
         ))
     }

@@ -258,7 +258,8 @@ mod tests {
     #[test]
     fn lines_are_names_and_what_they_hold() {
         let names = parse(
-            "# a comment\n\ntok -> embed.token # another\nb.{layer}.q→block.{layer}.attn.qkv.weight [ queries ]\n\
+            "# a comment\n\ntok -> embed.token # another\n\
+             b.{layer}.q→block.{layer}.attn.qkv.weight [ queries ]\n\
              o.{name}.m -> first moment\no.{name}.t -> updates\nrope.* -> -\nstep -> step\npairs: neighbours\n",
         )
         .unwrap();
