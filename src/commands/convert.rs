@@ -7,8 +7,9 @@ use crate::options::{Choice, Json, Overwrite, one_of};
 use anyhow::Context;
 use base::{Bytes, Count, DType, Problems, number};
 use checkpoint::atomic_folder::{self, FolderKind};
-use exchange::foreign::{Choices, Format, MegatronExport, UniversalExport, Written};
+use exchange::foreign::{Choices, Format, MegatronExport, UniversalExport, Written, detect};
 use exchange::hf;
+use exchange::source::ONE_RANK;
 use rustix::io::Errno;
 use serde_json::{Value, json};
 use std::io;
@@ -92,17 +93,27 @@ impl Convert {
         if self.to == Target::Gptrain {
             return self.import();
         }
+        let mut sets = self.set.clone();
+        if self.has_a_grid() {
+            sets.splice(0..0, ONE_RANK.map(String::from));
+        }
         let choices = Choices {
             replicated: self.foreign.replicated.unwrap_or_default(),
             mask_padding: self.foreign.mask_padding,
             names: self.foreign.names.clone(),
-            sets: self.set.clone(),
+            sets,
             format: self.format,
             ..Choices::default()
         };
         let mut opened = open_source(&self.from, &choices)?;
         self.ensure_choices_apply(opened.source.facts().format)?;
         write(&mut opened, &self.output, self.to, &self.options)
+    }
+
+    /// Whether IN is cut for a grid of ranks, which OUT does not depend on.
+    fn has_a_grid(&self) -> bool {
+        let format = self.format.or_else(|| detect(&self.from).ok());
+        !matches!(format, None | Some(Format::Gptrain | Format::HuggingFace | Format::HfTrainer))
     }
 
     fn import(self) -> anyhow::Result<()> {

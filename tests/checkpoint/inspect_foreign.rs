@@ -312,7 +312,8 @@ fn folders_of_no_format_are_answered_with_those_that_they_resemble() {
             fs::rename(&step, lab.path("copied")).unwrap();
             "copied".to_string()
         };
-        lab.gptrain(&["import", &given, "--dry"]).expect(2, words);
+        lab.gptrain(&["import", &given, "--output", "runs/import"])
+            .expect(2, words);
         lab.gptrain(&["inspect-ckpt", &given]).expect(2, words);
     }
 }
@@ -328,7 +329,7 @@ fn parts_of_a_checkpoint_name_the_whole() {
     fs::create_dir(&hf).unwrap();
     let weights = fixture("checkpoint/hf/gpt2/model.safetensors");
     fs::copy(weights, hf.join("model.safetensors")).unwrap();
-    lab.gptrain(&["import", "hf", "--dry"])
+    lab.gptrain(&["import", "hf", "--output", "runs/import"])
         .expect(2, &["Hugging Face (has model.safetensors; lacks config.json)"]);
     fs::create_dir(lab.path("empty")).unwrap();
     let error = detect(&lab.path("empty")).unwrap_err().to_string();

@@ -144,9 +144,9 @@ fn an_unknown_option_is_answered_with_the_one_that_was_meant() {
         ("compare a b --html c", "did you mean `--output c`?"),
         ("status m --follow", "did you mean `--watch`?"),
         ("data build x --workers 3", "did you mean `--threads 3`?"),
-        ("run run.yaml --frob 3", "it has --example, --set, --minutes"),
-        ("man --frob", "it has no options"),
-        ("manifest --frob", "name a command first"),
+        ("run run.yaml --qqq 3", "it has --example, --set, --minutes"),
+        ("man --qqq", "it has no options"),
+        ("manifest --qqq", "name a command first"),
     ] {
         let line: Vec<&str> = line.split(' ').collect();
         let refused = lab.gptrain(&line);

@@ -22,7 +22,7 @@ const REDRAW: u32 = 2;
 
 #[derive(clap::Args)]
 pub struct ShowStatus {
-    /// Run folder (`log.folder` of its manifest), or a folder that holds runs
+    /// Run folder (`log.folder` of its manifest), or a folder that holds runs; with --queue also a manifest
     #[arg(value_name = "FOLDER", default_value = "runs")]
     folder: PathBuf,
     /// Follow one run until it ends: redraws on a terminal, prints a line per change in a pipe

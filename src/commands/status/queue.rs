@@ -8,13 +8,18 @@ use serde_json::json;
 use std::path::Path;
 use train::status::{RunState, Status};
 
-/// Prints the place of a run in the queue. Fails if it is neither complete, nor running, nor queued.
-pub fn report(folder: &Path, json: bool) -> anyhow::Result<()> {
-    let status = Status::read(folder).ok();
-    let name = match &status {
-        Some(status) => status.name.clone(),
-        None => manifest::load(folder, &[])?.manifest.name,
+/// Prints the place of a run in the queue, named by its folder or, before it has one, by its manifest. Fails
+/// if it is neither complete, nor running, nor queued.
+pub fn report(run: &Path, json: bool) -> anyhow::Result<()> {
+    let (folder, name) = match Status::read(run) {
+        Ok(status) => (run.to_path_buf(), status.name),
+        Err(_) => {
+            let m = manifest::load(run, &[])?.manifest;
+            (m.log.folder, m.name)
+        }
     };
+    let folder = folder.as_path();
+    let status = Status::read(folder).ok();
     let state = status
         .as_ref()
         .map(|status| status.state(folder, unix_time().as_secs_f64()));

@@ -12,7 +12,7 @@ mod orders;
 mod print;
 
 use crate::foreign::{self, AdamState, Choices, Format, Needed, RunDescription};
-use crate::source::{self, ParamSource};
+use crate::source::{self, ONE_RANK, ParamSource};
 use anyhow::Result;
 use base::Count;
 use base::progress::{Progress, Unit};
@@ -125,10 +125,6 @@ fn open(a: &Path, b: &Path, sets: &[String]) -> Result<[ParamSource; 2]> {
     let given = given_by(&b.manifest().model, &wanted_of_a);
     Ok([open_one(a, &[sets, &given].concat())?, b])
 }
-
-/// Grid of one rank: that of the files may not suit the batch, which does not matter here.
-const ONE_RANK: [&str; 4] =
-    ["topology.tensor=1", "topology.pipeline=1", "topology.data=1", "topology.zero=0"];
 
 fn open_one(path: &Path, sets: &[String]) -> Result<ParamSource> {
     let mut all = Vec::new();

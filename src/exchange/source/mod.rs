@@ -36,6 +36,11 @@ use model::Param;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+/// Settings of a grid of one rank, for readers to which the grid of the files does not matter: it may not
+/// suit the batch.
+pub const ONE_RANK: [&str; 4] =
+    ["topology.tensor=1", "topology.pipeline=1", "topology.data=1", "topology.zero=0"];
+
 /// Reader of the parameters of one checkpoint.
 trait ParamReader {
     /// A state of a whole parameter, row by row, in the shape that gptrain's checkpoints have.

@@ -215,11 +215,9 @@ fn describe(
     found
         .settings
         .set("lr.counted", "before", "the schedule advances after the update");
-    found.notes.push(
-        "the place of the Trainer's data loader is not carried: samples follow data.rule, of which the steps' \
-         number is taken as seen"
-            .into(),
-    );
+    let note = "the place of the Trainer's data loader is not carried: samples follow data.rule, of \
+                which the steps' number is taken as seen";
+    found.notes.push(note.to_string());
     Ok(())
 }
 

@@ -352,11 +352,13 @@ fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {
     let chunks = topology.chunks;
     let parts = stages * chunks;
     let cut = if chunks > 1 { format!("{stages} × {chunks} chunks") } else { stages.to_string() };
-    let without_layers = match topology.layer_split {
-        LayerSplit::TransformerAndEmbedding | LayerSplit::Explicit(_) => 2,
-        LayerSplit::Uniform | LayerSplit::Balanced => 0,
+    // The stages of the embedding and of the head may have no layer.
+    let has_enough = match topology.layer_split {
+        LayerSplit::TransformerAndEmbedding => parts <= layers || parts == layers + 2,
+        LayerSplit::Explicit(_) => parts <= layers + 2,
+        LayerSplit::Uniform | LayerSplit::Balanced => parts <= layers,
     };
-    if parts > layers + without_layers {
+    if !has_enough {
         let remedy = match layers / chunks {
             0 => format!("set model.layers to {parts} or more"),
             _ if parts == layers + 2 => {

@@ -42,6 +42,7 @@ fn slurm_starts_ends_and_requeues_runs() {
     // Slurm's limits are minutes: this one runs beside the others.
     let limited = time_limits(&cluster);
     scripts_of_manifests_are_accepted(&cluster, &Lab::new());
+    a_run_is_found_in_the_queue(&cluster, &Lab::new());
     a_sweep_runs_as_jobs(&cluster, &Lab::new());
     // Two jobs at a time, on the same nodes.
     std::thread::scope(|scope| {
@@ -110,7 +111,7 @@ fn scripts_of_manifests_are_accepted(cluster: &Cluster, lab: &Lab) {
         script.contains("#SBATCH --constraint=v100-32g\n#SBATCH --hint=nomultithread\n"),
         "{script}"
     );
-    for unknown in ["--reservation=none", "--dependency=afterok:987654", "--constraint=h100"] {
+    for unknown in ["--reservation=none", "--constraint=h100"] {
         let (ok, said) = accepted(&[&sixteen[..], &["--cpus-per-task=1", unknown]].concat());
         assert!(!ok, "{unknown} reaches Slurm: {said}");
     }
@@ -135,24 +136,32 @@ fn a_sweep_runs_as_jobs(cluster: &Cluster, lab: &Lab) {
     };
     let said = sweep();
     assert_eq!(said.matches(": submitted as job ").count(), 2, "{said}");
-    let run = "runs/s/lr.peak=1e-3";
-    let queue = || {
-        let mut status = cluster.command(env!("CARGO_BIN_EXE_gptrain"));
-        let asked = status
-            .args(["status", run, "--queue"])
-            .current_dir(lab.path(""));
-        Done::of(asked.output().unwrap())
-    };
-    queue().well(); // running, waiting or complete
     until("both variants are complete", || sweep().contains("2 variants, 2 complete"));
     let said = sweep();
     assert!(!said.contains("submitted") && said.contains("wrote runs/s/compare.html"), "{said}");
-    assert!(queue().out.contains(": complete\n"));
-    // Killed, and not queued again.
-    let path = lab.path(run).join("status.json");
-    let status = std::fs::read_to_string(&path).unwrap();
-    std::fs::write(&path, status.replace("\"complete\"", "\"saved, as its job ended\"")).unwrap();
-    queue().expect(1, &["nothing will continue it"]);
+}
+
+/// `gptrain status --queue` of a manifest and of a folder: neither running nor queued, waiting, complete.
+fn a_run_is_found_in_the_queue(cluster: &Cluster, lab: &Lab) {
+    let text = fs::read_to_string(lab.path("run.yaml")).unwrap();
+    let text = text.replace("runs/a", "runs/queued");
+    fs::write(lab.path("queued.yaml"), format!("name: queued\n{text}")).unwrap();
+    let ask = |run: &str| {
+        let mut status = cluster.command(env!("CARGO_BIN_EXE_gptrain"));
+        let status = status.args(["status", run, "--queue"]);
+        Done::of(status.current_dir(lab.path("")).output().unwrap())
+    };
+    ask("queued.yaml").expect(1, &["runs/queued: the run is not complete, and nothing will"]);
+    let held = ["--hold", "--job-name=queued", "--output=/dev/null", "--wrap=:"];
+    assert!(cluster.run("sbatch", &held).status.success());
+    let waiting = ask("queued.yaml");
+    waiting.well();
+    assert!(waiting.out.contains("queued: waiting: job "), "{}", waiting.out);
+    assert!(waiting.out.contains(", PENDING, JobHeldUser"), "{}", waiting.out);
+    assert!(cluster.run("scancel", &["--name=queued"]).status.success());
+    until("the job is gone", || ask("queued.yaml").code == Some(1));
+    lab.gptrain(&["run", "queued.yaml"]).well();
+    assert!(ask("runs/queued").out.contains("queued: complete\n"));
 }
 
 /// Submits a job that is longer than it may be: it leaves before its end and is requeued, then

@@ -260,7 +260,8 @@ mod tests {
         let names = parse(
             "# a comment\n\ntok -> embed.token # another\n\
              b.{layer}.q→block.{layer}.attn.qkv.weight [ queries ]\n\
-             o.{name}.m -> first moment\no.{name}.t -> updates\nrope.* -> -\nstep -> step\npairs: neighbours\n",
+             o.{name}.m -> first moment\no.{name}.t -> updates\nrope.* -> -\n\
+             step -> step\npairs: neighbours\n",
         )
         .unwrap();
         assert_eq!(names.rules.len(), 6);
