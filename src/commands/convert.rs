@@ -7,7 +7,9 @@ use crate::options::{Choice, Json, Overwrite, one_of};
 use anyhow::Context;
 use base::{Bytes, Count, DType, Problems, number};
 use checkpoint::atomic_folder::{self, FolderKind};
-use exchange::foreign::{Choices, Format, MegatronExport, UniversalExport, Written, detect};
+use exchange::foreign::{
+    Choices, Format, MegatronExport, Needed, UniversalExport, Written, detect,
+};
 use exchange::hf;
 use exchange::source::ONE_RANK;
 use rustix::io::Errno;
@@ -102,6 +104,8 @@ impl Convert {
             mask_padding: self.foreign.mask_padding,
             names: self.foreign.names.clone(),
             sets,
+            // A Hugging Face folder has the model alone.
+            needed: if self.to == Target::Hf { Needed::Tensors } else { Needed::All },
             format: self.format,
             ..Choices::default()
         };
