@@ -290,11 +290,11 @@ fn start<'t>(task: &'t Task, slot: usize, environment: &[(String, String)]) -> R
 fn last_line(path: &Path) -> String {
     let bytes = read_end(path, 4096).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
+    // Remedies are indented.
     let mut lines = text
         .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty() && !line.starts_with('→'));
-    lines.next_back().unwrap_or("no output").to_string()
+        .filter(|line| !line.trim().is_empty() && !line.starts_with(char::is_whitespace));
+    lines.next_back().unwrap_or("no output").trim().to_string()
 }
 
 /// Last `most` bytes of a file.

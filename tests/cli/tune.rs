@@ -104,6 +104,23 @@ fn the_fastest_cuts_of_the_plan_are_measured_with_the_settings_of_the_user() {
         .expect(2, &["one of 8 tasks", "start it once"]);
 }
 
+/// The plan is for the whole machine; the run has a limit of its own, and several remedies.
+#[test]
+fn a_cut_that_the_run_finds_too_large_is_out_of_memory() {
+    let lab = Lab::new();
+    let limit = "train.device_memory=512KiB";
+    let tuned = table(&lab.gptrain(&tune("batch.micro=2,4", &["--set", limit, "--json"])));
+    assert_eq!(count(&tuned, CutResult::OutOfMemory), 2, "{tuned:?}");
+    for row in &tuned.rows {
+        assert_eq!(row.device_bytes, row.planned_bytes);
+        assert!(
+            row.notes
+                .contains("out of memory: train.device_memory is 512.0 KiB"),
+            "{row:?}"
+        );
+    }
+}
+
 #[test]
 fn a_table_that_was_killed_continues() {
     let lab = Lab::new();
