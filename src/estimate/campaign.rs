@@ -61,6 +61,18 @@ impl Law {
         }
     }
 
+    /// Tokens after which a model of this size has this loss: D = (B / (L − E − A/N^α))^(1/β). Err with
+    /// the loss that it approaches, E + A/N^α, if that is not below. None if the law has no losses.
+    pub fn tokens_until(self, loss: f64, parameters: f64) -> Option<Result<f64, f64>> {
+        let Law::Fit { e, a, alpha, b, beta } = self else { return None };
+        let least = e + a / parameters.powf(alpha);
+        if loss > least {
+            Some(Ok((b / (loss - least)).powf(1.0 / beta)))
+        } else {
+            Some(Err(least))
+        }
+    }
+
     pub fn loss(self, parameters: f64, tokens: f64) -> Option<f64> {
         match self {
             Law::PerParameter(_) => None,

@@ -10,6 +10,7 @@ use base::svg::{COLOURS, Chart, Curve, Drawing, PAGE, STYLE, Scale, Stroke, esca
 use base::{Count, Problems, Seconds};
 use manifest::{Manifest, Topology};
 use plan::timeline::Timeline;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Name, caption, and the drawing in each of `WIDTHS`.
@@ -173,30 +174,38 @@ fn titled(what: &str, name: &str, width: f64) -> String {
 }
 
 /// Point of a chart over devices: their number, the value, and a tooltip.
-type Point = (usize, f64, String);
+pub type Point = (usize, f64, String);
 
-/// Chart of points over devices with logarithmic axes, and the plan's own point.
-fn draw_over_devices(title: &str, points: &[Point], own: Option<&Point>, width: f64) -> Drawing {
-    let curve = points
+/// Points of a program over devices: its name, and the points.
+pub type Line = (&'static str, Vec<Point>);
+
+/// Chart of lines over devices with logarithmic axes, and the plan's own point. Several lines have a
+/// legend.
+fn draw_over_devices(title: &str, lines: &[Line], own: Option<&Point>, width: f64) -> Drawing {
+    let first = lines
         .iter()
-        .map(|(devices, value, _)| (*devices as f64, *value));
-    let first = points
-        .iter()
+        .flat_map(|(_, points)| points)
         .chain(own)
         .map(|point| point.0)
         .min()
         .expect("a point at least");
-    let mut curves = vec![Curve {
-        name: String::new(),
-        stroke: Stroke::Line,
-        colour: 0,
-        points: curve.collect(),
-    }];
+    let mut curves = Vec::new();
+    for (colour, (name, points)) in lines.iter().enumerate() {
+        let points = points
+            .iter()
+            .map(|(devices, value, _)| (*devices as f64, *value));
+        curves.push(Curve {
+            name: name.to_string(),
+            stroke: Stroke::Line,
+            colour,
+            points: points.collect(),
+        });
+    }
     // The scale includes the marked point.
     curves.extend(own.iter().map(|(devices, value, _)| Curve {
-        name: String::new(),
+        name: "this plan".to_string(),
         stroke: Stroke::Line,
-        colour: 1,
+        colour: lines.len(),
         points: vec![(*devices as f64, *value)],
     }));
     let chart = Chart {
@@ -207,22 +216,34 @@ fn draw_over_devices(title: &str, points: &[Point], own: Option<&Point>, width: 
         first: first as f64,
         log: true,
         scale: Scale::Log,
-        legend: false,
+        legend: lines.len() > 1,
         curves,
         second: Vec::new(),
     };
     let (mut to, [across, up]) = (chart.draw(), chart.axes());
+    // A number that would lie upon another is left to the dot's tooltip.
+    let mut written: Vec<(f64, f64)> = Vec::new();
     let mut mark = |class: &str, (devices, value, tip): &Point, below: f64, word: &str| {
         let x = across.pixel(*devices as f64);
         let y = up.pixel(*value);
         to.dot(class, (x, y), tip);
-        to.text("middle", (x, y + below), &(short(*value) + word));
+        let label = y + below;
+        let covers = |(x0, y0): &(f64, f64)| (x - x0).abs() < 40.0 && (label - y0).abs() < 12.0;
+        if !written.iter().any(covers) {
+            to.text("middle", (x, label), &(short(*value) + word));
+            written.push((x, label));
+        }
     };
-    points.iter().for_each(|point| mark("f0", point, -10.0, ""));
     // The best of as many devices may lie on it: it is named on the other side, unless the axis is there.
     let near_axis = |point: &Point| up.pixel(point.1) > 360.0 - 70.0;
     if let Some(point) = own {
-        mark("f1", point, if near_axis(point) { -26.0 } else { 20.0 }, " this plan");
+        let below = if near_axis(point) { -26.0 } else { 20.0 };
+        mark(&fill(lines.len()), point, below, " this plan");
+    }
+    for (colour, (_, points)) in lines.iter().enumerate() {
+        for point in points {
+            mark(&fill(colour), point, -10.0, "");
+        }
     }
     to
 }
@@ -346,7 +367,7 @@ pub fn write(
     v: &View,
     table: &str,
     played: &Timeline,
-    points: &[Point],
+    lines: &[Line],
 ) -> anyhow::Result<()> {
     let mut pictures: Vec<Picture> = vec![
         ("memory", "Memory of each stage's first rank.", WIDTHS.map(|width| memory(v, width))),
@@ -361,25 +382,24 @@ pub fn write(
             WIDTHS.map(|width| schedule(v, played, width)),
         ),
     ];
-    if points.len() > 1 {
+    let counts = lines.iter().flat_map(|(_, points)| points);
+    let counts: BTreeSet<usize> = counts.map(|point| point.0).collect();
+    if counts.len() > 1 {
         let caption = "The best topology for each number of devices.";
         let days = v.days.days();
-        let (unit, each) = unit(points.iter().map(|point| point.1).chain([days]));
+        let all = lines.iter().flat_map(|(_, points)| points);
+        let (unit, each) = unit(all.map(|point| point.1).chain([days]));
         let tokens = words::size(v.tokens());
         let title = format!("{unit} for {tokens} tokens against devices");
         let own =
             (v.setup.ranks(), days * each, format!("this plan: {}", words::span(v.days.seconds)));
-        let points: Vec<Point> = points
-            .iter()
-            .map(|(devices, days, tip)| (*devices, days * each, tip.clone()))
-            .collect();
-        pictures.push((
-            "days",
-            caption,
-            WIDTHS.map(|width| {
-                draw_over_devices(&titled(&title, &v.name, width), &points, Some(&own), width)
-            }),
-        ));
+        let mut scaled = lines.to_vec();
+        for (_, value, _) in scaled.iter_mut().flat_map(|(_, points)| points) {
+            *value *= each;
+        }
+        let draw =
+            |width| draw_over_devices(&titled(&title, &v.name, width), &scaled, Some(&own), width);
+        pictures.push(("days", caption, WIDTHS.map(draw)));
     }
     files(folder, existing, &pictures, &page(&v.name, &tiles(v), &pictures, table))
 }
@@ -413,7 +433,8 @@ pub fn write_search(
         "The best topology for each number of devices that is faster or cheaper than all others.";
     let chart = |title: &str, points: &[Point]| {
         let title = format!("{title} against devices");
-        WIDTHS.map(|width| draw_over_devices(&titled(&title, &m.name, width), points, None, width))
+        let lines = [("", points.to_vec())];
+        WIDTHS.map(|width| draw_over_devices(&titled(&title, &m.name, width), &lines, None, width))
     };
     let (unit, each) = unit(found.pareto.iter().map(days));
     let calendar = |p: &Planned| each * days(p);

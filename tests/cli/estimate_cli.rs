@@ -250,6 +250,44 @@ fn an_own_plan_is_drawn_with_its_days() {
     assert!(folder.path().join("days.svg").exists());
 }
 
+#[test]
+fn programs_are_drawn_beside_a_plan() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = "manifests/gpt2-1.5b.yaml --hardware a100-80g --set topology.data=8";
+    let (code, out, err) = estimate(&format!(
+        "{plan} --set batch.global=64 --as hf-deepspeed --beside fsdp,gptrain --plot {}",
+        folder.path().display()
+    ));
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    let drawn = std::fs::read_to_string(folder.path().join("days.svg")).unwrap();
+    let lines = ["hf-deepspeed", "fsdp", "gptrain", "this plan"];
+    let missing = lines
+        .iter()
+        .find(|name| !drawn.contains(&format!(">{name}<")));
+    assert_eq!(missing, None, "{drawn}");
+    let (code, _, err) = estimate(&format!("{plan} --beside fsdp"));
+    assert!(code == 2 && err.contains("--plot of a plan"), "{err}");
+}
+
+/// As many tokens as the law of Hoffmann et al. needs: E + A/N^α + B/D^β is the loss again.
+#[test]
+fn a_plan_lasts_until_a_loss() {
+    let plan = "manifests/gpt2-1.5b.yaml --hardware a100-80g --set topology.data=8";
+    let v = json(&format!("{plan} --set batch.global=64 --until-loss 2.5"));
+    let tokens = v["run"]["tokens"].as_f64().unwrap();
+    let parameters = v["parameters"].as_f64().unwrap();
+    let loss = 1.8172 + 482.01 / parameters.powf(0.3478) + 2085.43 / tokens.powf(0.3658);
+    assert!((loss - 2.5).abs() < 1e-4, "{tokens} tokens have a loss of {loss}");
+    for (flags, said) in [
+        ("--until-loss 1.9", "1.6 B parameters approach 2.1"),
+        ("--until-loss 2.5 --law 20", "--law chinchilla"),
+        ("--until-loss 2.5 --tokens 1e9", "cannot be used with"),
+    ] {
+        let (code, _, err) = estimate(&format!("{plan} {flags}"));
+        assert!(code == 2 && err.contains(said), "{flags}: {err}");
+    }
+}
+
 /// Each of the first cuts, estimated alone, takes what the search says of it.
 #[test]
 fn a_search_says_what_estimate_says() {

@@ -45,7 +45,7 @@ fn every_file_that_the_docs_name_exists() {
                 .next()
                 .and_then(|part| part.as_os_str().to_str());
             let ours = ours.is_some_and(|part| FOLDERS.contains(&part) && word.contains('/'));
-            if ours && !word.contains([' ', '{', '*'])
+            if ours && !word.contains([' ', '{', '*']) && !word.contains("::")
                 || path.extension().is_some_and(|e| e == "md")
             {
                 assert!(path.exists(), "{}: there is no {word}", file.display());
@@ -54,6 +54,27 @@ fn every_file_that_the_docs_name_exists() {
         }
     }
     assert!(named > 20, "{named} paths were found");
+}
+
+/// `tests/FILE.rs::name`: a function of that file.
+#[test]
+fn every_test_that_the_docs_name_exists() {
+    let mut named = 0;
+    for (page, text) in pages() {
+        for word in text.split('`').skip(1).step_by(2) {
+            let Some((file, name)) = word.split_once(".rs::") else { continue };
+            if !file.starts_with("tests/") && !file.starts_with("src/") {
+                continue;
+            }
+            let source = fs::read_to_string(format!("{file}.rs"))
+                .unwrap_or_else(|error| panic!("{}: {file}.rs: {error}", page.display()));
+            let found =
+                source.contains(&format!("fn {name}(")) || source.contains(&format!("    {name}:"));
+            assert!(found, "{}: {file}.rs has no test {name}", page.display());
+            named += 1;
+        }
+    }
+    assert!(named > 100, "{named} tests were found");
 }
 
 /// `page.md#heading`, and `#heading` of the same page.

@@ -4,6 +4,7 @@ use super::progress::Bar;
 use super::records::{Changes, learn};
 use super::search::explain_none;
 use super::{Estimate, find_predictor};
+use base::{Problems, number};
 use estimate::campaign::{self, Law, Member};
 use estimate::change::flag_lines;
 use estimate::compare::{Side, comparison};
@@ -11,7 +12,7 @@ use estimate::predict::Predict;
 use estimate::request::{Flags, Request};
 use estimate::setup::{Extras, Program};
 use estimate::words;
-use manifest::Loaded;
+use manifest::{Loaded, Model};
 use std::path::Path;
 
 #[derive(clap::Args)]
@@ -28,6 +29,39 @@ pub struct Campaign {
     /// E,A,α,B,β of the loss E + A/N^α + B/D^β [default: chinchilla]
     #[arg(long, value_parser = Law::read)]
     pub law: Option<Law>,
+    /// Length of the run: the tokens after which the model has this loss by --law. Losses of other
+    /// data and other tokenizers need a fit of their own
+    #[arg(long, value_name = "LOSS", value_parser = number::real, conflicts_with = "tokens")]
+    pub until_loss: Option<f64>,
+}
+
+impl Campaign {
+    /// Tokens of --until-loss for this model.
+    pub fn tokens_until_loss(&self, model: &Model) -> Result<Option<f64>, Problems> {
+        let Some(loss) = self.until_loss else { return Ok(None) };
+        let parameters = model::parameters(model) as f64;
+        match self
+            .law
+            .unwrap_or(Law::CHINCHILLA)
+            .tokens_until(loss, parameters)
+        {
+            Some(Ok(tokens)) => Ok(Some(tokens)),
+            Some(Err(least)) => Err(Problems::one(
+                "--until-loss",
+                format!(
+                    "{loss} is reached by no number of tokens: by the law, {} parameters approach \
+                     {least:.3}",
+                    words::size(parameters)
+                ),
+                "plan a larger model, or give a higher loss",
+            )),
+            None => Err(Problems::one(
+                "--law",
+                "tokens per parameter say nothing of losses",
+                "--law chinchilla, or a fit E,A,α,B,β of your own",
+            )),
+        }
+    }
 }
 
 /// Prints both plans side by side. Ok(false) if the changed plan does not fit.

@@ -92,6 +92,11 @@ pub struct Estimate {
     /// Write charts and an HTML page into this folder
     #[arg(long, value_name = "FOLDER")]
     plot: Option<PathBuf>,
+    /// Programs whose days over devices --plot draws beside those of the plan, such as
+    /// hf-deepspeed,fsdp
+    #[arg(long, value_name = "PROGRAM,…", value_delimiter = ',', value_parser = PROGRAMS)]
+    #[arg(hide_possible_values = true)]
+    beside: Vec<String>,
     #[command(flatten)]
     overwrite: Overwrite,
     /// Draw the pipeline's schedule
@@ -137,7 +142,9 @@ impl Estimate {
                 self.load(path, &self.set)?
             }
         };
-        let mut request = Request::new(loaded.manifest, &self.flags())?;
+        let until = self.campaign.tokens_until_loss(&loaded.manifest.model)?;
+        let flags = Flags { tokens: until.or(self.tokens), ..self.flags() };
+        let mut request = Request::new(loaded.manifest, &flags)?;
         self.refuse_unused_for(request.setup.program)?;
         if request.setup.program == Program::Gptrain
             && let Some(path) = &self.calibrate
@@ -149,6 +156,13 @@ impl Estimate {
             return search::run(self, &request, other);
         }
         let (view, mut out) = advise(&request, &loaded.effective, other);
+        if let (Some(loss), Some(tokens)) = (self.campaign.until_loss, until) {
+            let tokens = words::size(tokens);
+            out.line(format!(
+                "\nBy the law, the model has a loss of {loss} after {tokens} tokens."
+            ));
+            out.json["until_loss"] = loss.into();
+        }
         add_charts(self, &request, other, &view, &mut out)?;
         out.say(self.json);
         Ok(view.fits_all())
@@ -249,10 +263,17 @@ fn add_charts(
         let bar = Bar::new();
         let watch = |progress| bar.show(progress);
         let search = request.search(other, Extras::default()).with_watch(&watch);
-        let points = search.scaling();
+        let mut lines = vec![(request.setup.program.name(), search.scaling())];
+        for name in &args.beside {
+            let flags = Flags { program: Some(name), tokens: Some(view.tokens()), ..args.flags() };
+            let request = Request::new(request.manifest.clone(), &flags)?;
+            let other = find_predictor(args, &request)?;
+            let search = request.search(other, Extras::default()).with_watch(&watch);
+            lines.push((request.setup.program.name(), search.scaling()));
+        }
         bar.finish();
         let text = out.text(usize::MAX);
-        plot::write(folder, args.overwrite.existing(), view, &text, &played, &points)?;
+        plot::write(folder, args.overwrite.existing(), view, &text, &played, &lines)?;
         out.line(format!("\n{}", folder.join("estimate.html").display()));
     }
     Ok(())

@@ -27,21 +27,24 @@ impl Estimate {
         let compares = self.campaign.what_if.is_some();
         let sizes = !self.campaign.sizes.is_empty();
         let over = s.search || s.max_params || sizes;
+        let until = self.campaign.until_loss.is_some();
         let plans = !s.max_params && !s.min_gpus;
         let alone = !s.is_asked() && !compares && !sizes;
         let planning = !(self.selftest || self.list_hardware || self.score.is_some());
         let run = "a plan or --search, which have days and money";
-        let rules: [Rule; 17] = [
+        let rules: [Rule; 19] = [
             ("MANIFEST", self.manifest.is_some(), planning, "a plan or a search"),
             ("--gpus", s.gpus.is_some(), over, "--search, --max-params and --sizes"),
             ("--nodes-spare", s.nodes_spare.is_some(), over, "--search and --max-params"),
             ("--objective", s.objective.is_some(), s.search, "--search"),
             ("--with", !s.with.is_empty(), s.is_asked(), "--search, --min-gpus and --max-params"),
-            ("--law", self.campaign.law.is_some(), sizes, "--sizes"),
+            ("--law", self.campaign.law.is_some(), sizes || until, "--sizes and --until-loss"),
+            ("--until-loss", until, plans && !sizes && !compares, run),
             ("--what-if", compares, !s.is_asked() && !sizes, "a plan"),
             ("--sizes", sizes, !s.is_asked(), "a campaign by itself, with --gpus"),
             ("--draw-schedule", self.draw_schedule, alone, "a plan"),
             ("--plot", self.plot.is_some(), plans && !compares && !sizes, "a plan or --search"),
+            ("--beside", !self.beside.is_empty(), self.plot.is_some() && alone, "--plot of a plan"),
             ("--overwrite", self.overwrite.overwrite, self.plot.is_some(), "--plot"),
             ("--budget", self.budget.is_some(), plans && !compares && !sizes, run),
             ("--price", self.price.is_some(), plans, run),
