@@ -91,10 +91,13 @@ impl State {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rng {
     pub generator: String,
-    /// Seed of initial weights and dropout.
+    /// Seed of dropout, and of the initial weights unless `initial_seed` is another.
     pub seed: u64,
     /// Seed of the sample order.
     pub data_seed: u64,
+    /// Seed of the initial weights, if it changed at a resume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initial_seed: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -55,7 +55,7 @@ fn data_of(source: &ParamSource) -> anyhow::Result<Vec<DataId>> {
     if source.facts().format == Format::HuggingFace || !exist(m) {
         return Ok(Vec::new());
     }
-    resume::data_ids(m)
+    resume::data_ids(m, m.data.seed)
 }
 
 /// State of the run after the step of the source.

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::blend::Blend;
 use super::indexed::Indexed;
 use super::order::{Order, SequenceSlice};
+use super::reshuffle::Reshuffle;
 use base::Count;
 
 /// List of samples.
@@ -28,6 +29,8 @@ pub struct Mixture {
 pub struct Member {
     pub dataset: Arc<Indexed>,
     pub segments: Vec<Order>,
+    /// Changes of the seed, oldest first.
+    pub reshuffles: Vec<Reshuffle>,
 }
 
 /// Part of the list with one set of weights.
@@ -73,8 +76,20 @@ impl Member {
         self.segments.iter().map(Order::samples).sum()
     }
 
+    /// Shuffles the samples from `used` on again, those of each segment among themselves.
+    pub fn reshuffle(&mut self, used: u64, seed: u64) {
+        let mut end = 0;
+        for segment in &self.segments {
+            let first = used.max(end);
+            end += segment.samples();
+            self.reshuffles.extend(Reshuffle::new(first..end, seed));
+        }
+    }
+
     /// Segment of sample `k`, and its position in it.
-    fn locate(&self, mut k: u64) -> Option<(&Order, u64)> {
+    fn locate(&self, k: u64) -> Option<(&Order, u64)> {
+        let changes = self.reshuffles.iter().rev();
+        let mut k = changes.fold(k, |k, change| change.position(k));
         for segment in &self.segments {
             if k < segment.samples() {
                 return Some((segment, k));

@@ -30,6 +30,7 @@ pub mod plan;
 pub mod preview;
 pub mod random;
 mod reader;
+mod reshuffle;
 pub mod record;
 mod shuffle;
 mod source;

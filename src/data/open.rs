@@ -20,6 +20,7 @@ use manifest::{Data, DataRule};
 /// Opens mixtures. Files used by several mixtures are opened once.
 pub struct MixtureBuilder {
     rule: DataRule,
+    /// Seed of plans without one.
     seed: u64,
     seq_len: usize,
     cache: Cache,
@@ -30,6 +31,8 @@ pub struct MixtureBuilder {
 #[derive(Default)]
 struct MixtureLayout {
     cut: Cut,
+    /// Seed of the stage.
+    seed: u64,
     members: Vec<Member>,
     /// Share of each member.
     shares: Vec<Share>,
@@ -49,26 +52,41 @@ struct UnorderedMember {
     place: String,
 }
 
+impl MixtureLayout {
+    /// Shuffles the samples that no stage has taken yet again, if the seed changes.
+    fn change_seed(&mut self, seed: u64) {
+        if seed != self.seed {
+            self.seed = seed;
+            for (member, used) in self.members.iter_mut().zip(&self.used) {
+                member.reshuffle(*used, seed);
+            }
+        }
+    }
+}
+
 impl UnorderedMember {
     fn order_samples(&self, cache: &Cache) -> Result<Order> {
         cache.order(&self.spec, &self.dataset, self.part.clone(), &self.place)
     }
 
     fn into_member(self, cache: &Cache) -> Result<Member> {
-        Ok(Member { segments: vec![self.order_samples(cache)?], dataset: self.dataset })
+        let segments = vec![self.order_samples(cache)?];
+        Ok(Member { segments, reshuffles: Vec::new(), dataset: self.dataset })
     }
 }
 
 impl MixtureBuilder {
-    pub fn new(data: &Data, seq_len: usize) -> MixtureBuilder {
+    /// `seed` is that with which the run began.
+    pub fn new(data: &Data, seed: u64, seq_len: usize) -> MixtureBuilder {
         let cache = Cache::new(data.cache.clone());
-        MixtureBuilder { rule: data.rule, seed: data.seed, seq_len, cache, open: HashMap::new() }
+        MixtureBuilder { rule: data.rule, seed, seq_len, cache, open: HashMap::new() }
     }
 
     /// Mixture of a plan. The error lists everything that is wrong with the plan.
     pub fn mixture(&mut self, name: &str, plan: &MixturePlan, cut: Cut) -> Result<Mixture> {
-        let mut layout = MixtureLayout { cut, ..MixtureLayout::default() };
+        let mut layout = MixtureLayout { cut, seed: self.seed, ..MixtureLayout::default() };
         for (i, stage) in plan.stages.iter().enumerate() {
+            layout.change_seed(plan.seed(i).unwrap_or(self.seed));
             let until = plan.stages.get(i + 1).map_or(stage.until, |next| next.from);
             self.add_stage(name, stage, until, &mut layout)?;
         }
@@ -93,7 +111,7 @@ impl MixtureBuilder {
             for (share, wanted) in stage.datasets.iter().zip(wanted) {
                 let place = format!("data.{name}: {}", share.prefix.display());
                 let Some(member) =
-                    wrong.collect(self.open_unordered(share, cut, wanted, 0, place))?
+                    wrong.collect(self.open_unordered(share, cut, wanted, self.seed, place))?
                 else {
                     continue;
                 };
@@ -147,7 +165,8 @@ impl MixtureBuilder {
                 continue;
             }
             let place = format!("data.{name}: {}", share.prefix.display());
-            new.extend(problems.collect(self.open_unordered(share, layout.cut, wanted, 0, place))?);
+            let unordered = self.open_unordered(share, layout.cut, wanted, layout.seed, place);
+            new.extend(problems.collect(unordered)?);
             members.push(layout.shares.len());
             layout
                 .member_of_part
@@ -172,7 +191,8 @@ impl MixtureBuilder {
         let totals = stage.samples_before(stage.from + size);
         for (member, total) in stage.members.iter().zip(totals) {
             let share = &layout.shares[*member];
-            self.add_segment(&mut layout.members[*member], share, layout.cut, total)?;
+            let member = &mut layout.members[*member];
+            self.add_segment(member, share, (layout.cut, layout.seed), total)?;
         }
         for (member, used) in stage.members.iter().zip(stage.samples_before(until)) {
             layout.used[*member] = used;
@@ -187,13 +207,12 @@ impl MixtureBuilder {
         share: &Share,
         cut: Cut,
         wanted: u64,
-        segment: u64,
+        seed: u64,
         place: String,
     ) -> Result<UnorderedMember> {
         let dataset = self.open_dataset(&share.prefix)?;
         let part = self.check_part(share, cut, &dataset, &place)?;
-        let MixtureBuilder { rule, seq_len, seed, .. } = *self;
-        let seed = if segment == 0 { seed } else { (seed + segment) % (1 << 32) };
+        let MixtureBuilder { rule, seq_len, .. } = *self;
         let spec = OrderSpec { rule, seq_len, samples: Some(wanted), seed, cut };
         Ok(UnorderedMember { dataset, part, spec, place })
     }
@@ -204,14 +223,14 @@ impl MixtureBuilder {
         &mut self,
         member: &mut Member,
         share: &Share,
-        cut: Cut,
+        (cut, seed): (Cut, u64),
         total: u64,
     ) -> Result<()> {
         let missing = total.saturating_sub(member.samples());
         if missing > 0 {
-            let segment = member.segments.len() as u64;
+            let seed = (seed + member.segments.len() as u64) % (1 << 32);
             let place = share.prefix.display().to_string();
-            let segment = self.open_unordered(share, cut, missing, segment, place)?;
+            let segment = self.open_unordered(share, cut, missing, seed, place)?;
             member.segments.push(segment.order_samples(&self.cache)?);
         }
         Ok(())

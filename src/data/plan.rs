@@ -21,6 +21,10 @@ pub struct PlannedStage {
     /// Planned end of the run when the stage began. Megatron orders whole epochs for the samples
     /// that a run needs, so the order depends on it. It does not change if the run gets longer.
     pub until: u64,
+    /// Seed of the order from this stage on. None: that of the stage before, and of the manifest in a
+    /// plan whose seed never changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
     pub datasets: Vec<Share>,
 }
 
@@ -56,6 +60,19 @@ impl MixturePlan {
         MixturePlan { stages: vec![PlannedStage::new(0, samples, datasets)] }
     }
 
+    /// Seed of a stage; None if the plan's seed never changed.
+    pub fn seed(&self, stage: usize) -> Option<u64> {
+        self.stages[..=stage]
+            .iter()
+            .rev()
+            .find_map(|stage| stage.seed)
+    }
+
+    /// Seed with which the run began; None if it never changed.
+    pub fn first_seed(&self) -> Option<u64> {
+        self.seed(0)
+    }
+
     /// Checks a plan from a checkpoint, which is not trusted.
     pub fn check(&self) -> Result<(), String> {
         let first = self.stages.first().map(|stage| stage.from);
@@ -85,9 +102,15 @@ impl MixturePlan {
         self
     }
 
-    /// Continues this plan from sample `consumed` on with the manifest's datasets. Returns the same
-    /// plan if nothing changed, or if the run ends there.
-    pub fn continue_with(mut self, data: &Data, samples: u64, consumed: u64) -> MixturePlan {
+    /// Continues this plan from sample `consumed` on with the manifest's datasets and seed; so far the
+    /// seed was `seed`. Returns the same plan if nothing changed, or if the run ends there.
+    pub fn continue_with(
+        mut self,
+        data: &Data,
+        seed: u64,
+        samples: u64,
+        consumed: u64,
+    ) -> MixturePlan {
         if samples <= consumed {
             return self;
         }
@@ -96,11 +119,16 @@ impl MixturePlan {
         }
         // A stage without samples is dropped; one with samples is kept unchanged.
         self.stages.retain(|stage| stage.from < consumed);
+        let reseeded = data.seed != seed;
+        if reseeded {
+            self.stages[0].seed.get_or_insert(seed);
+        }
         let mut now = None;
         let mut later = Vec::new();
         for (from, datasets) in data.mixtures() {
             if from <= consumed {
-                now = Some(PlannedStage::new(consumed, samples, datasets));
+                let stage = PlannedStage::new(consumed, samples, datasets);
+                now = Some(PlannedStage { seed: reseeded.then_some(data.seed), ..stage });
             } else {
                 later.push(PlannedStage::new(from, samples, datasets));
             }
@@ -108,7 +136,7 @@ impl MixturePlan {
         let last = self.stages.last().expect("a plan starts with a stage");
         let later = later.into_iter().filter(|stage| stage.from < samples);
         let rest: Vec<PlannedStage> = now
-            .filter(|now| (&last.datasets, last.until) != (&now.datasets, now.until))
+            .filter(|now| reseeded || (&last.datasets, last.until) != (&now.datasets, now.until))
             .into_iter()
             .chain(later)
             .collect();
@@ -119,7 +147,8 @@ impl MixturePlan {
 
 impl PlannedStage {
     fn new(from: u64, until: u64, datasets: &[Dataset]) -> PlannedStage {
-        PlannedStage { from, until, datasets: datasets.iter().map(Share::from).collect() }
+        let datasets = datasets.iter().map(Share::from).collect();
+        PlannedStage { from, until, seed: None, datasets }
     }
 }
 
@@ -159,7 +188,7 @@ mod tests {
     fn a_plan_with_gaps_or_unknown_parts_is_refused() {
         let stage = |from, part| {
             let share = Share { prefix: "d".into(), weight: 1.0, part };
-            PlannedStage { from, until: 9, datasets: vec![share] }
+            PlannedStage { from, until: 9, seed: None, datasets: vec![share] }
         };
         let split = |part| SharePart::Split("9,1,0".into(), part);
         let check = |stages: Vec<PlannedStage>| MixturePlan { stages }.check();

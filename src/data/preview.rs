@@ -115,5 +115,5 @@ fn member(preview: &Preview, share: &Share, samples: Option<u64>) -> Result<Memb
         Some(cache) => cache.order(&spec, &dataset, part, &place)?,
         None => Order::build(&spec, dataset.lengths(), part, &place)?,
     };
-    Ok(Member { dataset, segments: vec![order] })
+    Ok(Member { dataset, segments: vec![order], reshuffles: Vec::new() })
 }

@@ -28,7 +28,8 @@ pub struct Datasets {
 #[derive(Debug)]
 pub struct Source {
     mixture: Mixture,
-    masks: Masks,
+    /// Masks by the first sample for which they are made: another seed has other prefixes.
+    masks: Vec<(u64, Masks)>,
     vocab: usize,
 }
 
@@ -44,7 +45,8 @@ impl Datasets {
         vocab: usize,
         eval_samples: u64,
     ) -> Result<Datasets> {
-        let mut opening = Opening::new(data, seq_len, vocab);
+        let first_seed = plan.first_seed().unwrap_or(data.seed);
+        let mut opening = Opening::new(data, first_seed, seq_len, vocab);
         let train = opening.open_source("train".into(), &plan, true)?;
         let valid = opening.open_validation_sets(eval_samples)?;
         opening.problems.or(())?;
@@ -53,14 +55,14 @@ impl Datasets {
     }
 }
 
-/// The validation sets of a run by name, without its training data.
+/// The validation sets of a run by name, without its training data. Their order is that of `data.seed`.
 pub fn validation(
     data: &Data,
     seq_len: usize,
     vocab: usize,
     samples: u64,
 ) -> Result<Vec<(String, Arc<Source>)>> {
-    let mut opening = Opening::new(data, seq_len, vocab);
+    let mut opening = Opening::new(data, data.seed, seq_len, vocab);
     let valid = opening.open_validation_sets(samples)?;
     Ok(opening.problems.or(valid)?)
 }
@@ -68,15 +70,17 @@ pub fn validation(
 /// Opens sources one after the other, and collects what is wrong with them.
 struct Opening<'d> {
     data: &'d Data,
+    /// Seed of plans without one.
+    seed: u64,
     vocab: usize,
     builder: MixtureBuilder,
     problems: Problems,
 }
 
 impl Opening<'_> {
-    fn new(data: &Data, seq_len: usize, vocab: usize) -> Opening<'_> {
-        let builder = MixtureBuilder::new(data, seq_len);
-        Opening { data, vocab, builder, problems: Problems::default() }
+    fn new(data: &Data, seed: u64, seq_len: usize, vocab: usize) -> Opening<'_> {
+        let builder = MixtureBuilder::new(data, seed, seq_len);
+        Opening { data, seed, vocab, builder, problems: Problems::default() }
     }
 
     /// Opens one source; None if a problem was found.
@@ -86,14 +90,17 @@ impl Opening<'_> {
         plan: &MixturePlan,
         drop_partial: bool,
     ) -> Result<Option<Arc<Source>>> {
-        let Opening { data, vocab, .. } = *self;
+        let Opening { data, seed, vocab, .. } = *self;
         let cut = Cut { extra_token: data.add_extra_token_to_sequence, drop_partial };
         let mixture = self
             .problems
             .collect(self.builder.mixture(&name, plan, cut))?;
-        let key = rng::key(data.seed, &format!("prefix {name}"));
         let by_sequence = data.inter_document_masking;
-        let masks = Masks { eod: data.eod, by_sequence, objective: data.objective, key };
+        let masks = plan.stages.iter().enumerate().map(|(i, stage)| {
+            let key = rng::key(plan.seed(i).unwrap_or(seed), &format!("prefix {name}"));
+            (stage.from, Masks { eod: data.eod, by_sequence, objective: data.objective, key })
+        });
+        let masks = masks.collect();
         Ok(mixture.map(|mixture| Arc::new(Source { mixture, masks, vocab })))
     }
 
@@ -117,7 +124,7 @@ pub fn check(
     train_samples: u64,
     eval_samples: u64,
 ) -> Result<Problems> {
-    let mut builder = MixtureBuilder::new(data, seq_len);
+    let mut builder = MixtureBuilder::new(data, data.seed, seq_len);
     let mut wrong = Problems::default();
     let mut too_large = Problems::default();
     let cut = |drop_partial| Cut { extra_token: data.add_extra_token_to_sequence, drop_partial };
@@ -176,7 +183,10 @@ impl Source {
         let seq_len = self.seq_len();
         sample.targets[..seq_len - 1].copy_from_slice(&sample.tokens[1..]);
         sample.targets[seq_len - 1] = shape.last.unwrap_or(0);
-        self.masks
+        let masks = self.masks.iter().rfind(|(from, _)| *from <= number);
+        masks
+            .map(|(_, masks)| masks)
+            .context("a plan begins at sample 0")?
             .fill(number, sample, &shape.ends, shape.tokens.saturating_sub(1));
         Ok(())
     }

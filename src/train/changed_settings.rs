@@ -74,6 +74,7 @@ const RULES: &[(&str, Change)] = &[
     ("data.drop_last_partial_validation_sequence", Change::Allow),
     ("data.train.prefix",   Change::Allow),    // the files' content is compared instead
     ("data.skip",           Change::Warn),     // other samples from here on
+    ("data.seed",           Change::Warn),     // the rest of the epoch in another order
     ("data.train",          Change::Warn),     // another mixture from here on
     ("data.stages",         Change::Warn),     // or from later on
     ("lr",                  Change::Warn),
@@ -83,7 +84,7 @@ const RULES: &[(&str, Change)] = &[
     ("batch.micro",         Change::Warn),     // sums of floats in another order
     ("train.z_loss",        Change::Warn),
     ("train.samples",       Change::Warn),     // and with it the order of samples
-    ("train.seed",          Change::Reject),
+    ("train.seed",          Change::Warn),     // other dropout from here on
 ];
 
 /// Changes that need a warning. Fails with a list of all changes that are not allowed. After an

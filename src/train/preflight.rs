@@ -19,15 +19,20 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// Fails unless every node has the datasets of rank 0, whose identities are `ids`. One rank per node
-/// reads index digests and lengths, as a resume does.
-pub fn compare_datasets(rank: &Rank, m: &Manifest, node: &str, ids: &[DataId]) -> Result<()> {
+/// reads its own with `read`: index digests and lengths, as a resume does.
+pub fn compare_datasets(
+    rank: &Rank,
+    node: &str,
+    ids: &[DataId],
+    read: impl FnOnce() -> Result<Vec<DataId>>,
+) -> Result<()> {
     let nodes: Vec<String> = rank.gather(&node.to_string())?;
     let node_leaders: Vec<usize> = rank.on_first(|| {
         let is_leader = |rank: &usize| !nodes[..*rank].contains(&nodes[*rank]);
         Ok((0..nodes.len()).filter(is_leader).collect())
     })?;
     let leads = !rank.is_first() && node_leaders.contains(&rank.number());
-    let own = rank.agree(if leads { resume::data_ids(m) } else { Ok(ids.to_vec()) })?;
+    let own = rank.agree(if leads { read() } else { Ok(ids.to_vec()) })?;
     let all_ids = rank.gather(&own)?;
     rank.on_first(|| {
         for (number, theirs) in all_ids.iter().enumerate() {

@@ -6,14 +6,14 @@ use super::{last_checkpoint, saving};
 use anyhow::{Context, Result};
 use base::{Count, Problems};
 use checkpoint::disk::Disk;
-use checkpoint::{self, Checkpoint, CheckpointFolder, DataId, Digest, Index, Progress, State};
+use checkpoint::{self, Checkpoint, CheckpointFolder, DataId, Digest, Index, Progress, Rng, State};
 use data::MixturePlan;
 use data::indexed::digest::{sampled_digest, whole_digest};
 use data::indexed::{index_path, tokens_path};
 use engine::Engine;
 use launch::events::{self, Kind};
 use launch::rank::Rank;
-use manifest::{self, Loaded, Manifest};
+use manifest::{self, Dropout, Loaded, Manifest};
 use std::path::Path;
 
 /// Checkpoint to resume from: the one that is `named`, else the newest; None for a new run. Also
@@ -81,10 +81,18 @@ pub fn continue_mixture(
     let plan =
         moved.fold(state.mixture.clone(), |plan, (from, to)| plan.with_moved_dataset(from, to));
     let consumed = state.progress.consumed_samples;
-    let plan = plan.continue_with(&m.data, m.train.samples, consumed);
+    let reseeded = state.rng.data_seed != m.data.seed;
+    let plan = plan.continue_with(&m.data, state.rng.data_seed, m.train.samples, consumed);
     let mut changes = plan.stages.windows(2).map(|two| (&two[0], &two[1]));
     if changes.any(|(before, now)| now.from == consumed && before.datasets != now.datasets) {
         tracing::warn!("another mixture of datasets from sample {consumed} on");
+    }
+    if reseeded {
+        tracing::warn!(
+            "another order of samples from sample {consumed} on: the samples of the epoch that were \
+             not read yet are shuffled again, and none is read twice or left out; validation sets \
+             keep their order"
+        );
     }
     Ok(plan)
 }
@@ -126,6 +134,9 @@ pub fn resume(
             tracing::warn!("{change}");
             events::add(&loaded.manifest.log.folder, Kind::Setting, &change.to_string());
         }
+        if state.rng.seed != loaded.manifest.train.seed && !state.is_import() {
+            tracing::warn!("{}", explain_seed(&loaded.manifest));
+        }
     }
     let checkpoints = saving::folder(&loaded.manifest);
     for name in rank.on_first(|| {
@@ -147,7 +158,27 @@ pub fn resume(
         checkpoint::Optimizer { began, ahead, ..saving::initial_optimizer(&loaded.manifest) };
     let manifest = loaded.effective.clone();
     let data = data.to_vec();
-    Ok(State { manifest, data, optimizer, pending: None, ..state })
+    let rng = continue_seeds(&state.rng, &loaded.manifest);
+    Ok(State { manifest, data, optimizer, rng, pending: None, ..state })
+}
+
+/// Effect of another `train.seed` on a run that continues.
+fn explain_seed(m: &Manifest) -> &'static str {
+    let Dropout { embedding, attention, residual } = m.model.dropout;
+    if embedding.max(attention).max(residual) > 0.0 {
+        "train.seed: dropout is drawn from the new seed from here on; the weights stay as they are"
+    } else {
+        "train.seed changes nothing: the weights stay as they are, and model.dropout is 0. The order of \
+         samples has its own seed, data.seed"
+    }
+}
+
+/// Seeds of a run that continues with the manifest's.
+fn continue_seeds(saved: &Rng, m: &Manifest) -> Rng {
+    let Rng { generator, seed, initial_seed, .. } = saved.clone();
+    let changed = Some(seed).filter(|seed| *seed != m.train.seed);
+    let initial_seed = initial_seed.or(changed);
+    Rng { generator, seed: m.train.seed, data_seed: m.data.seed, initial_seed }
 }
 
 /// Reads this rank's tensors, after checking that manifest and data continue the run. Also returns the
@@ -327,8 +358,16 @@ pub fn describe_files(id: &DataId) -> String {
     )
 }
 
-/// Identities of the training datasets, in the manifest's order.
-pub fn data_ids(m: &Manifest) -> Result<Vec<DataId>> {
+/// Seed that chooses the pieces of a dataset of which a run keeps a digest: the data seed with which the
+/// run began, that of the manifest for a new run.
+pub fn digest_seed(found: Option<&CheckpointFolder>, m: &Manifest) -> u64 {
+    let index = found.and_then(|found| Index::read(&found.folder).ok());
+    let seed = index.map(|index| index.mixture.first_seed().unwrap_or(index.rng.data_seed));
+    seed.unwrap_or(m.data.seed)
+}
+
+/// Identities of the training datasets, in the manifest's order, by pieces that `seed` chooses.
+pub fn data_ids(m: &Manifest, seed: u64) -> Result<Vec<DataId>> {
     m.data
         .train_prefixes()
         .into_iter()
@@ -338,7 +377,7 @@ pub fn data_ids(m: &Manifest) -> Result<Vec<DataId>> {
             let failed = |path: &Path| format!("cannot read {}", path.display());
             let (index_bytes, index_digest) =
                 whole_digest(&index, |_| {}).with_context(|| failed(&index))?;
-            let sampled = sampled_digest(&tokens, m.data.seed);
+            let sampled = sampled_digest(&tokens, seed);
             let (token_bytes, token_digest) = sampled.with_context(|| failed(&tokens))?;
             let prefix = prefix.display().to_string();
             let token_digest = Some(Digest(token_digest));

@@ -471,6 +471,7 @@ pub fn initial_state(loaded: &Loaded, data: Vec<checkpoint::DataId>) -> State {
             generator: "philox4x32-10".to_string(),
             seed: m.train.seed,
             data_seed: m.data.seed,
+            initial_seed: None,
         },
         optimizer: initial_optimizer(m),
         history: Vec::new(),

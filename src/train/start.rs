@@ -335,15 +335,17 @@ struct Origin {
     mixture: MixturePlan,
     /// Training datasets; None if one cannot be read, which is reported when it is opened.
     ids: Option<Vec<DataId>>,
+    digest_seed: u64,
 }
 
 impl Origin {
     fn find(m: &Manifest, named: Option<&Path>) -> Result<Origin> {
         let found = resume::find(m, named)?;
-        let ids = resume::data_ids(m).ok();
+        let digest_seed = resume::digest_seed(found.as_ref(), m);
+        let ids = resume::data_ids(m, digest_seed).ok();
         let mixture =
             resume::continue_mixture(found.as_ref(), m, ids.as_deref().unwrap_or_default())?;
-        Ok(Origin { found, mixture, ids })
+        Ok(Origin { found, mixture, ids, digest_seed })
     }
 }
 
@@ -360,9 +362,10 @@ fn open_data(
     let data = rank.run_phase("opening data", open)?;
     let ids = match &origin.ids {
         Some(ids) => ids.clone(),
-        None => rank.on_first(|| resume::data_ids(m))?,
+        None => rank.on_first(|| resume::data_ids(m, origin.digest_seed))?,
     };
-    preflight::compare_datasets(rank, m, &process.node, &ids)?;
+    let read = || resume::data_ids(m, origin.digest_seed);
+    preflight::compare_datasets(rank, &process.node, &ids, read)?;
     Ok((data, ids))
 }
 

@@ -244,3 +244,60 @@ fn samples_that_are_left_out_are_the_same_on_every_grid_and_after_a_resume() {
     lab.run(&["data.skip=[9..3]"])
         .expect(2, &["data.skip.0 \"9..3\" is not a range of samples"]);
 }
+
+/// Another seed at a resume: a warning that says what changes, other samples and dropout from there on, and
+/// the same ones at later resumes, on another grid, and in a replay.
+#[test]
+fn another_seed_at_a_resume_is_a_change_that_later_resumes_keep() {
+    let lab = Lab::new();
+    let sets = ["train.samples=48", "checkpoint.interval=2", "checkpoint.keep_last=9"];
+    let run = |folder: &str, flags: &[&str], more: &[&str]| {
+        let folder = format!("log.folder=runs/{folder}");
+        let sets = [&sets[..], &[&folder], more].concat();
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        lab.gptrain(&[&["run", "run.yaml"], flags, &sets].concat())
+    };
+    let dropout = "model.dropout=0.1";
+    run("plain", &[], &[dropout]).expect(0, &[]);
+    let plain = lab.losses("runs/plain");
+    // From step 4 on with other seeds, to the end; and stopped at step 8, then continued.
+    let back = ["--resume-from", "step-00000004"];
+    let seeds = ["data.seed=7", "train.seed=8"];
+    for (folder, changed) in [("order", &seeds[..1]), ("dropout", &seeds[1..]), ("both", &seeds)] {
+        run(folder, &[], &[dropout]).expect(0, &[]);
+        let done = run(folder, &back, &[&[dropout], changed].concat());
+        let order = "another order of samples from sample 16 on";
+        says(&done, &["resuming from", "seed was"]);
+        assert_eq!(done.out.contains(order), changed.contains(&seeds[0]), "{}", done.out);
+        let drawn = done.out.contains("dropout is drawn from the new seed");
+        assert_eq!(drawn, changed.contains(&seeds[1]), "{}", done.out);
+        let losses = lab.losses(&format!("runs/{folder}"));
+        assert_eq!(losses[..4], plain[..4]);
+        assert!(losses[4..].iter().zip(&plain[4..]).all(|(a, b)| a != b), "{folder}: same losses");
+    }
+    let both = [&[dropout], &seeds[..]].concat();
+    let whole = lab.losses("runs/both");
+    let resumed = run("both", &["--resume-from", "step-00000008"], &both);
+    says(&resumed, &["resuming from"]);
+    assert!(!resumed.out.contains("another order of samples"), "once: {}", resumed.out);
+    assert_eq!(lab.losses("runs/both"), whole);
+    // The weights still begin with the first seed, and recorded steps are repeated with theirs.
+    let folder = "runs/both/checkpoints/step-00000008";
+    let shown = lab.gptrain(&["inspect-ckpt", folder, "--replay", "4"]);
+    shown.expect(0, &[]);
+    let verified = run("both", &["--verify-resume", "2"], &both);
+    says(&verified, &["verified: steps"]);
+    // On two replicas the same samples.
+    run("grid", &[], &[dropout]).expect(0, &[]);
+    run("grid", &back, &[&both[..], &["topology.data=2"]].concat()).expect(0, &[]);
+    for (one, two) in lab.losses("runs/both").iter().zip(lab.losses("runs/grid")) {
+        let [one, two] = [f64::from_bits(one[1]), f64::from_bits(two[1])];
+        assert!((one - two).abs() <= 2e-6 * one, "{one} and {two}");
+    }
+    // Without dropout train.seed changes nothing, and says so.
+    run("bare", &[], &[]).expect(0, &[]);
+    let before = lab.losses("runs/bare");
+    let done = run("bare", &back, &seeds[1..]);
+    says(&done, &["train.seed changes nothing", "data.seed"]);
+    assert_eq!(lab.losses("runs/bare"), before);
+}

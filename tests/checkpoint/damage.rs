@@ -198,11 +198,9 @@ fn what_may_change_on_resume_and_what_not() {
     for (change, row) in [
         ("model.layers=3", "model"),
         ("precision=bf16", "precision"),
-        ("data.seed=5", "data"),
         ("data.eod={token: 0, reset_positions: true}", "data"),
         ("batch.global=8", "batch"),
         ("batch.ramp_up=2 2 8", "batch"),
-        ("train.seed=9", "train.seed"),
     ] {
         let done = lab.run(&[change]);
         done.expect(2, &[&format!("another `{row}`"), "--set log.folder=DIR"]);

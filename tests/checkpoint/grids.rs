@@ -434,7 +434,7 @@ fn state(loaded: &Loaded, step: usize) -> State {
         loss_scale: None,
         skipped_updates: 0,
         pending: None,
-        rng: Rng { generator: "philox4x32-10".into(), seed: 7, data_seed: 7 },
+        rng: Rng { generator: "philox4x32-10".into(), seed: 7, data_seed: 7, initial_seed: None },
         optimizer: Optimizer {
             rule: "adamw".into(),
             began: 0,

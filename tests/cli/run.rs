@@ -182,8 +182,8 @@ fn a_folder_that_cannot_be_written_is_named() {
 fn a_changed_manifest_does_not_go_on_silently() {
     let lab = Lab::new();
     lab.run(&[]).expect(0, &[]);
-    let done = lab.run(&["model.hidden=64", "train.seed=4"]);
-    done.expect(2, &["another `model`", "another `train.seed`", "log.folder"]);
+    let done = lab.run(&["model.hidden=64", "batch.global=8"]);
+    done.expect(2, &["another `model`", "another `batch`", "log.folder"]);
     lab.run(&["train.steps=14", "log.interval=2"])
         .expect(0, &[]);
     assert_eq!(lab.metrics("runs/a").len(), 14);

@@ -41,7 +41,8 @@ impl Saved {
             SavedTensor { name, shape, decay, kept, live: None }
         };
         let progress = Progress { step, consumed_samples: 4 * step };
-        let rng = Rng { generator: "philox4x32-10".into(), seed: 1, data_seed: 2 };
+        let generator = "philox4x32-10".into();
+        let rng = Rng { generator, seed: 1, data_seed: 2, initial_seed: None };
         let (rule, groups) = ("adamw".to_string(), Vec::new());
         let optimizer = Optimizer { rule, began: 0, ahead: 0, numbers: Default::default(), groups };
         let state = State {

@@ -344,7 +344,7 @@ fn weights_can_change_without_repeating_or_skipping_a_sample() {
     let plan: MixturePlan = serde_json::from_str(&plan).unwrap();
     assert_eq!(plan, first.plan);
     let after = mixed(0.2, 0.8);
-    let plan = plan.continue_with(&after, 100, 40);
+    let plan = plan.continue_with(&after, after.seed, 100, 40);
     let second = Datasets::open(&after, plan, 32, 50257, 0).unwrap();
     assert_eq!(tokens(&first, 0..40), tokens(&second, 0..40), "the past must not change");
 
@@ -400,19 +400,25 @@ fn stages_of_a_manifest_are_changes_at_a_resume() {
     let whole = open_datasets(&staged, 32, 250_680, 100, 0).unwrap();
     // The same by hand: the run stops at 40 and at 75 and continues with another manifest.
     let by_hand = MixturePlan::from_data(&data(mixture(0.7, 0.3)), 100)
-        .continue_with(&data(mixture(0.2, 0.8)), 100, 40)
-        .continue_with(&data(other.clone()), 100, 75);
+        .continue_with(&data(mixture(0.2, 0.8)), staged.seed, 100, 40)
+        .continue_with(&data(other.clone()), staged.seed, 100, 75);
     assert_eq!(whole.plan, by_hand);
     let cursors: Vec<u64> = whole.train.cursors(100).iter().map(|c| c.samples).collect();
     assert_eq!(cursors.iter().sum::<u64>(), 100);
     assert!(cursors.iter().all(|samples| *samples > 5), "{cursors:?}");
     // A resume at any sample, on a boundary or between two, is the same run.
     for consumed in [0, 1, 39, 40, 41, 74, 75, 76, 99, 100] {
-        let again = whole.plan.clone().continue_with(&staged, 100, consumed);
+        let again = whole
+            .plan
+            .clone()
+            .continue_with(&staged, staged.seed, 100, consumed);
         assert_eq!(again, whole.plan, "from {consumed}");
     }
     // A shorter run does not reach the last stage; the samples read so far are unchanged.
-    let shorter = whole.plan.clone().continue_with(&staged, 70, 60);
+    let shorter = whole
+        .plan
+        .clone()
+        .continue_with(&staged, staged.seed, 70, 60);
     assert_eq!(
         shorter
             .stages
@@ -425,7 +431,10 @@ fn stages_of_a_manifest_are_changes_at_a_resume() {
     assert_eq!(tokens(&short, 0..60), tokens(&whole, 0..60));
     // A stage that is moved into the past begins now.
     staged.stages[0].from = 20;
-    let late = whole.plan.clone().continue_with(&staged, 100, 30);
+    let late = whole
+        .plan
+        .clone()
+        .continue_with(&staged, staged.seed, 100, 30);
     assert_eq!(
         late.stages
             .iter()
@@ -435,16 +444,74 @@ fn stages_of_a_manifest_are_changes_at_a_resume() {
     );
 }
 
+/// Another seed at sample 40, and a third at 70: the past is unchanged, every sample is read as often as
+/// without, and in another order.
+#[test]
+fn another_seed_shuffles_what_was_not_read_yet() {
+    let mut before =
+        data(vec![dataset("u16_a", 0.6, "1,0,0", 0), dataset("u16_b", 0.4, "1,0,0", 0)]);
+    let held = dataset("i32_bloom", 1.0, "1,0,0", 0);
+    before.valid = vec![ValidSet { name: "held".into(), datasets: vec![held] }];
+    let first = open_datasets(&before, 32, 250_680, 100, 20).unwrap();
+    let [mut second, mut third] = [before.clone(), before.clone()];
+    (second.seed, third.seed) = (before.seed + 1, before.seed + 2);
+    let plan = first
+        .plan
+        .clone()
+        .continue_with(&second, before.seed, 100, 40);
+    let plan = plan.continue_with(&third, second.seed, 100, 70);
+    let json = serde_json::to_string(&plan).unwrap();
+    let plan: MixturePlan = serde_json::from_str(&json).unwrap();
+    let open = |data: &Data, plan| Datasets::open(data, plan, 32, 250_680, 20).unwrap();
+    let now = open(&third, plan.clone());
+    assert_eq!(tokens(&now, 0..40), tokens(&first, 0..40), "the past must not change");
+    let once = open(
+        &second,
+        first
+            .plan
+            .clone()
+            .continue_with(&second, before.seed, 100, 40),
+    );
+    assert_eq!(tokens(&now, 40..70), tokens(&once, 40..70), "nor that of the second seed");
+    for (later, earlier) in [(&now, &once), (&once, &first)] {
+        let [a, b] = [later, earlier].map(|datasets| tokens(datasets, 70..100));
+        assert_ne!(a, b, "the seed decides");
+    }
+    // A whole order of one dataset is a permutation of that without the change.
+    let alone = |seed: Option<u64>| {
+        let mut alone = data(vec![dataset("u16_a", 1.0, "1,0,0", 0)]);
+        let plan = MixturePlan::new(&alone.train, 60);
+        let first_seed = alone.seed;
+        alone.seed = seed.unwrap_or(first_seed);
+        let plan = plan.continue_with(&alone, first_seed, 60, 25);
+        let opened = open(&alone, plan);
+        let all = tokens(&opened, 0..opened.train.samples());
+        let read = all[..25].to_vec();
+        (read, all)
+    };
+    let ((read, mut plain), (read_again, mut changed)) = (alone(None), alone(Some(7)));
+    assert_eq!(read, read_again);
+    assert_ne!(plain, changed);
+    plain.sort();
+    changed.sort();
+    assert_eq!(plain, changed, "a sample is read twice or left out");
+    // The same plan at every later resume; validation sets keep their order.
+    let resumed = plan.clone().continue_with(&third, third.seed, 100, 90);
+    assert_eq!(resumed, plan);
+    let held = |datasets: &Datasets| integers(&batch(&datasets.valid[0].1, 0, 20), Tokens).to_vec();
+    assert_eq!(held(&now), held(&first));
+}
+
 #[test]
 fn a_plan_that_did_not_change_is_the_same_plan() {
     let wishes = data(vec![dataset("u16_a", 1.0, "1,0,0", 0)]);
     let plan = MixturePlan::new(&wishes.train, 100);
-    assert_eq!(plan.clone().continue_with(&wishes, 100, 60), plan);
+    assert_eq!(plan.clone().continue_with(&wishes, wishes.seed, 100, 60), plan);
     // A longer run keeps its order, and continues after it.
-    let longer = plan.clone().continue_with(&wishes, 250, 60);
+    let longer = plan.clone().continue_with(&wishes, wishes.seed, 250, 60);
     assert_eq!(longer.stages.len(), 2);
     let short = open_datasets(&wishes, 32, 50257, 98, 0).unwrap();
-    let plan = MixturePlan::new(&wishes.train, 98).continue_with(&wishes, 250, 60);
+    let plan = MixturePlan::new(&wishes.train, 98).continue_with(&wishes, wishes.seed, 250, 60);
     let long = Datasets::open(&wishes, plan, 32, 50257, 0).unwrap();
     assert_eq!(tokens(&short, 0..98), tokens(&long, 0..98));
     assert_eq!(tokens(&long, 98..250).len(), 152);
@@ -456,7 +523,7 @@ fn a_plan_that_did_not_change_is_the_same_plan() {
     // Changes before the first step leave no trace.
     let other = data(vec![dataset("u16_b", 1.0, "1,0,0", 0)]);
     assert_eq!(
-        MixturePlan::new(&wishes.train, 100).continue_with(&other, 100, 0),
+        MixturePlan::new(&wishes.train, 100).continue_with(&other, other.seed, 100, 0),
         MixturePlan::new(&other.train, 100)
     );
 }

@@ -96,7 +96,7 @@ pub fn inspect(folder: &Path, deep: bool) -> anyhow::Result<Inspection> {
         .map(|m| Layout::new(&m.model, ModelShard::whole(&m.model)));
     let expected = m.as_ref().zip(layout.as_ref()).map(|(m, layout)| Expected {
         model: &m.model,
-        seed: m.train.seed,
+        seed: index.rng.initial_seed.unwrap_or(m.train.seed),
         largest_lr: largest_lr(index, m),
         layout,
         params: layout

@@ -2,6 +2,7 @@
 
 use super::Eval;
 use crate::model_place::{ModelPlace, Source};
+use checkpoint::Index;
 use comm::LauncherEnv;
 use data::tokenizer::BYTES;
 use exchange::tokenizer;
@@ -22,7 +23,9 @@ pub struct Opened {
 pub fn open(folder: &Path, options: &Eval) -> anyhow::Result<Opened> {
     let ModelPlace { source, manifest: mut m } = ModelPlace::open(folder)?;
     let checkpoint = source.checkpoint();
-    let run = checkpoint.map(|_| m.clone());
+    let run = checkpoint
+        .map(|folder| run_manifest(folder, &m))
+        .transpose()?;
     let named = m.data.tokenizer.as_deref();
     let own = checkpoint.and_then(|folder| tokenizer::own(folder, named));
     // A missing tokenizer of the manifest is reported when it is needed.
@@ -50,4 +53,12 @@ pub fn open(folder: &Path, options: &Eval) -> anyhow::Result<Opened> {
         loaded.manifest.data.tokenizer = m.data.tokenizer;
     }
     Ok(Opened { source, loaded, run })
+}
+
+/// Manifest of a checkpoint's run, with the seed of the run's validation sets: that with which it began.
+fn run_manifest(checkpoint: &Path, m: &Manifest) -> anyhow::Result<Manifest> {
+    let mut run = m.clone();
+    let first_seed = Index::read(checkpoint)?.mixture.first_seed();
+    run.data.seed = first_seed.unwrap_or(run.data.seed);
+    Ok(run)
 }

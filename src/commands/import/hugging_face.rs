@@ -103,7 +103,7 @@ fn import_locked(
         .into());
     }
     let mut source = source::open_hugging_face_for(from, loaded)?;
-    let state = make_state(&source, resume::data_ids(m)?)?;
+    let state = make_state(&source, resume::data_ids(m, m.data.seed)?)?;
     let checkpoint = save_source(&mut source, &checkpoints, &state)?;
     last_checkpoint::note(&m.log.folder, 0)?;
     let compare = |reference| divergence::divergence(&checkpoint, m, reference);

@@ -23,9 +23,10 @@ pub fn open<'a>(
     let m = &loaded.manifest;
     rank.run_phase_on_rank0("looking at files", || Ok(check_files(m)?.into_result()?))?;
     let origin = rank.run_phase_on_rank0("opening data", || {
-        let ids = resume::data_ids(m).ok();
+        let digest_seed = resume::digest_seed(None, m);
+        let ids = resume::data_ids(m, digest_seed).ok();
         let mixture = resume::continue_mixture(None, m, ids.as_deref().unwrap_or_default())?;
-        Ok(Origin { found: None, mixture, ids })
+        Ok(Origin { found: None, mixture, ids, digest_seed })
     })?;
     let (data, data_ids) = open_data(process, rank, &origin)?;
     announce_plan(process, rank, device, &data, progress.step)?;
