@@ -181,7 +181,7 @@ fn state(m: &Manifest) -> State {
         loss_scale: None,
         skipped_updates: 0,
         pending: None,
-        rng: Rng { generator, seed: 1, data_seed: 1 },
+        rng: Rng { generator, seed: 1, data_seed: 1, initial_seed: None },
         optimizer: Optimizer { rule, began: 0, ahead: 0, numbers: Default::default(), groups },
         history: Vec::new(),
         data: Vec::new(),

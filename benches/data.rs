@@ -127,7 +127,8 @@ fn cached(prefix: &Path, documents: u64) {
         let start = Instant::now();
         let order = order();
         timed(what, start);
-        let member = Member { dataset: dataset.clone(), segments: vec![order] };
+        let member =
+            Member { dataset: dataset.clone(), segments: vec![order], reshuffles: Vec::new() };
         let until = 100_000;
         let stage =
             MixtureStage { from: 0, until, blend: None, members: vec![0], cursors: vec![0] };
@@ -169,7 +170,7 @@ fn samples(prefix: &Path) {
         OrderSpec { rule: DataRule::MegatronCore, seq_len: 2048, samples: None, seed: 1234, cut };
     let order = Order::build(&spec, dataset.lengths(), part, "bench").unwrap();
     let count = order.samples().min(100_000);
-    let member = Member { dataset, segments: vec![order] };
+    let member = Member { dataset, segments: vec![order], reshuffles: Vec::new() };
     let stage =
         MixtureStage { from: 0, until: count, blend: None, members: vec![0], cursors: vec![0] };
     let mixture = Mixture::new(vec![member], vec![stage], 2048);
