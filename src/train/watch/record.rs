@@ -1,6 +1,7 @@
 //! Record of a run on rank 0: log lines, metrics and events of the report, and the status.
 
 use super::{Ended, Event, RunContext, RunView, StepRecord, Watcher};
+use crate::energy::{self, Energy, EnergyMeter, EnergySum};
 use crate::memory::{FullestRank, RankMemory, find_fullest};
 use crate::report::Report;
 use crate::report::metrics::Metrics;
@@ -19,11 +20,17 @@ pub struct Record {
     begun: bool,
     /// Last reading of the ranks' memory.
     memory: Option<FullestRank>,
+    meter: EnergyMeter,
+    /// Sum of the ranks' energy on rank 0, and its last reading.
+    sum: EnergySum,
+    energy: Energy,
 }
 
 impl Record {
-    pub fn new(files: Option<(Report, StatusWriter)>) -> Record {
-        Record { files, begun: false, memory: None }
+    /// `spent` is the energy of the run's earlier processes.
+    pub fn new(files: Option<(Report, StatusWriter)>, meter: EnergyMeter, spent: Energy) -> Record {
+        let sum = EnergySum::new(spent);
+        Record { files, begun: false, memory: None, meter, sum, energy: Energy::default() }
     }
 
     /// Records a step. At a log line and at the first step, a collective.
@@ -33,17 +40,21 @@ impl Record {
         let logged = done.step.is_multiple_of(manifest.log.interval);
         let monitor = run.monitor.as_deref();
         let mut memory = None;
+        let mut energy = Energy::default();
         if logged || first {
+            energy = energy::sum_ranks(run.rank, &self.meter, &mut self.sum)?.unwrap_or_default();
+            self.energy = energy;
             memory = find_fullest(run.rank, &RankMemory::read(run.engine, monitor))?;
             self.memory = memory;
         }
         let Some((report, status)) = &mut self.files else { return Ok(()) };
         let health = monitor.filter(|_| logged).map(|monitor| monitor.health());
         let gpu = health.unwrap_or_default();
-        let row = StepRow::new(&Source { manifest, done, gpu, memory });
+        let row = StepRow::new(&Source { manifest, done, gpu, memory, energy });
         report.step(&row)?;
         // The status has the last reading until the next one.
-        status.step(&StepRow::new(&Source { manifest, done, gpu, memory: self.memory }));
+        let last = Source { manifest, done, gpu, memory: self.memory, energy: self.energy };
+        status.step(&StepRow::new(&last));
         if first {
             foretell(run.cx, &row);
         }
@@ -114,7 +125,12 @@ impl Watcher for Record {
     }
 
     fn complete(&mut self, run: &RunView, _: Ended) -> anyhow::Result<()> {
-        self.wait(run)
+        self.wait(run)?;
+        let energy = energy::sum_ranks(run.rank, &self.meter, &mut self.sum)?;
+        if let (Some((_, status)), Some(energy)) = (&mut self.files, energy) {
+            status.energy(energy, run.manifest.plan.carbon);
+        }
+        Ok(())
     }
 
     fn finish(&mut self, _: &RunView, how: &str) {
