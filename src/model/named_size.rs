@@ -17,12 +17,11 @@ pub fn named_size_note(name: &str, m: &Model) -> Option<String> {
     }
     let ratio = m.ffn_hidden as f64 / m.hidden as f64;
     Some(format!(
-        "the name says {word}, and the model has {:.1} B parameters ({}, hidden {}, feed-forward {}, \
-         {ratio:.1} × hidden): check model.layers, model.hidden and model.ffn_hidden, or the name",
+        "the name says {word}, and the model has {:.1} B parameters ({} × {}, feed-forward {ratio:.1} × \
+         hidden)\n    → check model.layers, model.hidden and model.ffn_hidden, or change the name",
         all / 1e9,
         Count(m.layers as u64).with_noun("layer"),
         Count(m.hidden as u64),
-        Count(m.ffn_hidden as u64),
     ))
 }
 
