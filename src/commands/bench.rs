@@ -31,7 +31,7 @@ pub struct Bench {
 impl Bench {
     pub fn run(self, messages: &Messages) -> anyhow::Result<()> {
         let loaded = match &self.manifest {
-            Some(path) => manifest::load(path, &self.set)?,
+            Some(path) => launch::load_manifest(path, &self.set)?,
             None => bench::without_manifest(&self.set)?,
         };
         let options = BenchOptions { quick: self.quick, tolerance: self.tolerance };

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use base::{Problems, number, shell_word as quoted};
 use estimate::hardware;
 use launch::slurm;
-use manifest::{DeviceChoice, Loaded, Manifest, OnEnd};
+use manifest::{DeviceChoice, Loaded, Manifest, OnEnd, Ranks};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
@@ -149,7 +149,7 @@ struct Placement {
 
 impl Job {
     pub fn run(self) -> Result<()> {
-        let loaded = manifest::load(&self.manifest, &self.set)?;
+        let loaded = self.resources.load(&self.manifest, &self.set)?;
         let script = self.resources.script(&loaded, &self.set)?;
         match &self.output {
             Some(path) => {
@@ -163,6 +163,23 @@ impl Job {
 }
 
 impl Resources {
+    /// Loads the manifest. The replicas of `topology.data: auto` fill --nodes.
+    fn load(&self, path: &Path, sets: &[String]) -> Result<Loaded> {
+        let loaded = manifest::load_for(path, sets, Ranks::OneReplica)?;
+        if !loaded.replicas_are_auto {
+            return Ok(loaded);
+        }
+        let (Some(nodes), Some(gpus)) = (self.nodes, self.gpus_per_node(&loaded.manifest)?) else {
+            return Err(Problems::one(
+                "topology.data",
+                "topology.data is auto, and the number of ranks is not known",
+                "give --nodes, and --gpus-per-node or plan.hardware; or --set topology.data=2",
+            )
+            .into());
+        };
+        manifest::load_for(path, sets, Ranks::Number(usize::from(nodes) * gpus))
+    }
+
     /// Script of a job that starts in the working directory, with the settings `sets` (`KEY=VALUE`).
     pub fn script(&self, loaded: &Loaded, sets: &[String]) -> Result<String> {
         let folder = std::env::current_dir().context("cannot find the working directory")?;

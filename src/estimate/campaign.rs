@@ -214,6 +214,9 @@ fn table(like: &Manifest, members: &[Member], law: Law, slowest: f64) -> Table {
         .text("layers×width", |Member { manifest: Manifest { model, .. }, .. }| {
             format!("{}×{}", model.layers, model.hidden)
         })
+        .column("h/L", "width_per_layer", |Member { manifest: Manifest { model, .. }, .. }| {
+            Cell::fixed(model.hidden as f64 / model.layers as f64, 0)
+        })
         .column("tokens", "tokens", |m| Cell::new(m.tokens(), short(m.tokens())))
         .column("loss", "loss", |m| Cell::optional(loss(m).map(|loss| Cell::fixed(loss, 2))))
         .json("parameters", |m| m.parameters())

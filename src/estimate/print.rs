@@ -9,8 +9,9 @@ use super::gptrain::{compression, remedies};
 use super::rates::simple_days;
 use super::view::{GIB, Stage, Terms, View};
 use super::words::{self, hours, size, span};
-use base::Count;
 use base::table::{Cell, Printout, Rows, Table};
+use base::{Count, Seconds};
+use model::named_size_note;
 use serde_json::{Map, Value, json};
 
 const MIB: f64 = 1048576.0;
@@ -36,11 +37,15 @@ pub fn printout(v: &View) -> Printout {
     ));
     let blocks = s.counts.block * (t.tensor * s.model.layers) as f64;
     out.line(format!(
-        "\nParameters  {} ({}, {} in the layers); vocabulary padded to {}",
+        "\nParameters  {} ({}, {} in the layers); vocabulary padded to {}\n  {} × {}: hidden width per \
+         layer (h/L) {:.0}",
         Count(v.parameters),
         size(v.parameters as f64),
         size(blocks),
-        Count(s.model.vocab_padded as u64)
+        Count(s.model.vocab_padded as u64),
+        Count(s.model.layers as u64).with_noun("layer"),
+        Count(s.model.hidden as u64),
+        s.model.hidden as f64 / s.model.layers as f64,
     ));
     memory(v, &mut out);
     out.table(traffic(v));
@@ -72,11 +77,25 @@ fn headline(v: &View, out: &mut Printout) {
         fit_words(v.fits_all()),
         memory(v.reserved),
         memory(v.capacity),
-        words::with_bar(v.seconds, v.seconds_error),
+        v.step_words(),
         span(duration),
         v.terms.paid(&v.days),
     ));
-    out.push_indented(v.setup.hardware.notes(v.program, duration));
+    let notes = match v.planned_seconds {
+        None => v.setup.hardware.notes(v.program, duration),
+        Some(planned) => {
+            let given = v.setup.simple_tflops(v.seconds);
+            let own = v.setup.simple_tflops(planned);
+            vec![
+                format!(
+                    "All times follow from {given:.1} TFLOP/s per device (simple formula), as given;"
+                ),
+                format!("the plan's own figure is {own:.1}, with {} per step.", Seconds(planned)),
+            ]
+        }
+    };
+    out.push_indented(notes);
+    out.push_indented(named_size_note(&v.name, &v.setup.model));
 }
 
 fn fit_words(fits: bool) -> &'static str {
@@ -186,7 +205,9 @@ fn parts(v: &View) -> Table {
         rows.push([(*name).into(), time(*seconds), Cell::percent(share), bar.into()]);
     }
     rows.push(["sum".into(), time(v.seconds), Cell::default(), Cell::default()]);
-    let bar = if words::is_wide(v.seconds_error) {
+    let bar = if v.planned_seconds.is_some() {
+        String::new()
+    } else if words::is_wide(v.seconds_error) {
         format!(", nine in ten {}", words::with_bar(v.seconds, v.seconds_error))
     } else {
         format!(" {} (nine in ten)", words::bar(v.seconds_error))
@@ -306,7 +327,22 @@ fn run(v: &View, out: &mut Printout) {
         None => out.line("  No batch fills the pipeline."),
         _ => {}
     }
+    if let Some(budget) = terms.hours {
+        let used = terms.device_hours(d);
+        let rest = rest(budget - used, |hours| words::hours(hours));
+        out.line(format!(
+            "  Device-hours: {} of plan.hours {}{rest}",
+            words::hours(used),
+            words::hours(budget)
+        ));
+    }
     cost(d, terms, out);
+}
+
+/// "; left of the budget: 20", or by how much it is exceeded.
+fn rest(left: f64, format: impl Fn(f64) -> String) -> String {
+    let word = if left < 0.0 { "over the budget by" } else { "left of the budget:" };
+    format!("; {word} {}", format(left.abs()))
 }
 
 /// Cost of a run, and the rest of its budget, if there is a price.
@@ -315,11 +351,9 @@ fn cost(d: &Days, terms: &Terms, out: &mut Printout) {
         return;
     }
     let cost = terms.cost(d);
-    let budget = terms.budget.map_or(String::new(), |budget| {
-        let left = budget - cost;
-        let word = if left < 0.0 { "over the budget by" } else { "left of the budget:" };
-        format!("; {word} {}", terms.money(left.abs()))
-    });
+    let budget = terms
+        .budget
+        .map_or(String::new(), |budget| rest(budget - cost, |sum| terms.money(sum)));
     let price = format!("{}{}", terms.currency, terms.price);
     out.line(format!("  Cost at {price} per device-hour: {}{budget}", terms.money(cost)));
 }
@@ -390,17 +424,20 @@ pub fn json(v: &View) -> Value {
         "topology": { "tensor": t.tensor, "pipeline": t.pipeline, "data": t.data, "zero": t.zero,
             "micro_batch": s.micro, "global_batch": s.global },
         "parameters": v.parameters,
+        "width_per_layer": s.model.hidden as f64 / s.model.layers as f64,
         "memory": { "stages": stages(v).json(), "peak_stage": stage, "peak_term": term,
             "needed_bytes": v.needed, "reserved_bytes": v.reserved, "error": v.reserved_error,
             "headroom_bytes": v.headroom, "capacity_bytes": v.capacity, "fits": v.fits,
             "host": { "needed_bytes": v.host_needed, "capacity_bytes": v.host_capacity,
                 "fits": v.fits_host() } },
-        "time": { "seconds": v.seconds, "error": v.seconds_error, "parts": parts },
+        "time": { "seconds": v.seconds, "error": v.seconds_error,
+            "planned_seconds": v.planned_seconds.unwrap_or(v.seconds), "parts": parts },
         "tflops": { "hardware": hardware, "model": model, "simple": s.simple_tflops(v.seconds),
             "mfu": model / s.hardware.peak_tflops, "hfu": hardware / s.hardware.peak_tflops },
         "run": { "tokens": v.tokens(), "days": d.days(), "calendar_days": v.terms.calendar_days(d),
             "gpu_hours": v.terms.device_hours(d), "money": v.terms.cost(d),
             "budget_left": v.terms.budget.map(|b| b - v.terms.cost(d)),
+            "hours_left": v.terms.hours.map(|hours| hours - v.terms.device_hours(d)),
             "pipe_full_from": d.full_from,
             "segments": phases(&segments).json() },
     })

@@ -33,6 +33,8 @@ pub struct Flags<'a> {
     pub availability: Option<f64>,
     /// Whether kernel launches are asynchronous.
     pub async_launches: bool,
+    /// TFLOP/s of a device by the simple formula, instead of the plan's own.
+    pub tflops: Option<f64>,
 }
 
 /// Manifest, as a program would train it on some hardware.
@@ -40,6 +42,8 @@ pub struct Request {
     pub manifest: Manifest,
     pub setup: Setup,
     pub terms: Terms,
+    /// TFLOP/s of a device by the simple formula; None for the plan's own.
+    pub tflops: Option<f64>,
 }
 
 impl Request {
@@ -81,6 +85,7 @@ impl Request {
             currency: price.sign,
             availability: flags.availability.or(m.plan.availability).unwrap_or(1.0),
             budget: flags.budget.or(m.plan.budget),
+            hours: m.plan.hours,
             samples,
         };
         if !(terms.availability > 0.0 && terms.availability <= 1.0) {
@@ -90,7 +95,8 @@ impl Request {
                 "give a number above 0, up to 1",
             ));
         }
-        Ok(Request { manifest, setup, terms })
+        check_tflops(flags.tflops, hw)?;
+        Ok(Request { manifest, setup, terms, tflops: flags.tflops })
     }
 
     /// Calibrates gptrain's own plan by `text`: the document of `gptrain bench --json` or `gptrain tune
@@ -131,17 +137,21 @@ impl Request {
     /// Search for the best topologies of its model, also with the extras. `other` predicts the needs of
     /// another program.
     pub fn search<'a>(&'a self, other: Option<&'a dyn Predict>, extras: Extras) -> Search<'a> {
-        let Request { manifest, setup, terms } = self;
+        let Request { manifest, setup, terms, .. } = self;
         let planner = Planner::new(manifest, setup, other);
         Search::new(planner, setup, manifest.batch.ramp(), terms.samples, extras)
     }
 
     /// Estimate. `other` predicts the needs of another program.
     pub fn view(&self, other: Option<&dyn Predict>) -> View {
-        let Request { manifest, setup, terms } = self;
-        match other {
+        let Request { manifest, setup, terms, tflops } = self;
+        let view = match other {
             None => view::for_gptrain(manifest, setup.clone(), *terms),
             Some(other) => other.view(manifest, setup.clone(), *terms),
+        };
+        match tflops {
+            None => view,
+            Some(tflops) => view.at_tflops(*tflops),
         }
     }
 }
@@ -155,6 +165,20 @@ fn refuse_numbers(precision: Precision, hw: &Hardware) -> Result<(), Problems> {
         _ => return Ok(()),
     };
     Err(Problems::one("precision", format!("{} has no {what}", hw.name), remedy))
+}
+
+/// Fails if a device cannot reach what `--tflops` says.
+fn check_tflops(tflops: Option<f64>, hw: &Hardware) -> Result<(), Problems> {
+    let Some(tflops) = tflops else { return Ok(()) };
+    let peak = hw.peak_tflops.max(hw.fp8_tflops).max(hw.fp4_tflops);
+    if tflops > 0.0 && tflops <= peak {
+        return Ok(());
+    }
+    Err(Problems::one(
+        "--tflops",
+        format!("{tflops} TFLOP/s of a device, and the peak of {} is {peak}", hw.name),
+        "give what one device reaches, such as a third of its peak, or name its --hardware",
+    ))
 }
 
 /// Program of `--as`, else that of the manifest, else gptrain.

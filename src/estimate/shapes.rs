@@ -1,7 +1,9 @@
 //! Shapes of published models, by their nominal sizes.
 
 use super::words;
+use base::table::{Cell, Printout, Rows};
 use manifest::{Family, Model, Sizes};
+use model::parameters;
 
 /// A published model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,14 +24,14 @@ pub struct Shape {
     pub theta: Option<u32>,
 }
 
-/// Defines the table. A row is `"name" "series" Family:` and layers, hidden, heads, kv_heads,
+/// Defines a table. A row is `"name" "series" Family:` and layers, hidden, heads, kv_heads,
 /// ffn_hidden, vocab, seq_len, theta.
 macro_rules! shapes {
-    ($($name:literal $series:literal $family:ident:
+    ($(#[$about:meta])* $table:ident $($name:literal $series:literal $family:ident:
        $layers:literal, $hidden:literal, $heads:literal, $kv_heads:expr, $ffn_hidden:expr,
        $vocab:literal, $seq_len:literal, $theta:expr;)*) => {
-        /// The first of equally near ones is taken.
-        const SHAPES: &[Shape] = &[$(Shape {
+        $(#[$about])*
+        const $table: &[Shape] = &[$(Shape {
             name: $name,
             series: $series,
             family: Family::$family,
@@ -47,6 +49,8 @@ macro_rules! shapes {
 
 // The paper's GPT-3 of 1.3B has 24 heads of 128 columns; the width holds 16.
 shapes! {
+    /// Models that a size means. The first of equally near ones is taken.
+    SHAPES
     "1.1B" "TinyLlama" Llama: 22, 2048, 32, Some(4), Some(5632), 32_000, 2048, None;
     "7B" "Llama 2" Llama: 32, 4096, 32, None, Some(11_008), 32_000, 4096, None;
     "8B" "Llama 3" Llama: 32, 4096, 32, Some(8), Some(14_336), 128_256, 8192, Some(500_000);
@@ -66,6 +70,44 @@ shapes! {
     "175B" "GPT-3" Gpt2: 96, 12_288, 96, None, None, 50_257, 2048, None;
 }
 
+shapes! {
+    /// Further models, which are only listed. Sources: Shoeybi et al. 2019; Microsoft's announcement of
+    /// Turing-NLG, 2020; Lieber et al. 2021; Smith et al. 2022; BLOOM's model cards.
+    LISTED
+    "8.3B" "Megatron-LM" Gpt2: 72, 3072, 32, None, None, 50_257, 1024, None;
+    "17B" "Turing-NLG" Gpt2: 78, 4256, 28, None, None, 50_257, 1024, None;
+    "178B" "Jurassic-1" Gpt2: 76, 13_824, 96, None, None, 256_000, 2048, None;
+    "530B" "MT-NLG" Gpt2: 105, 20_480, 128, None, None, 50_257, 2048, None;
+    "560M" "BLOOM" Bloom: 24, 1024, 16, None, None, 250_880, 2048, None;
+    "1.1B" "BLOOM" Bloom: 24, 1536, 16, None, None, 250_880, 2048, None;
+    "1.7B" "BLOOM" Bloom: 24, 2048, 16, None, None, 250_880, 2048, None;
+    "3B" "BLOOM" Bloom: 30, 2560, 32, None, None, 250_880, 2048, None;
+    "7.1B" "BLOOM" Bloom: 30, 4096, 32, None, None, 250_880, 2048, None;
+    "176B" "BLOOM" Bloom: 70, 14_336, 112, None, None, 250_880, 2048, None;
+}
+
+/// Published models by size, with their hidden width per layer.
+pub fn list() -> Printout {
+    let mut rows: Vec<Shape> = SHAPES.iter().chain(LISTED).copied().collect();
+    rows.sort_by(|a, b| a.size().total_cmp(&b.size()));
+    let table = Rows::new(&rows)
+        .column("model", "series", |s| s.series)
+        .column("size", "name", |s| s.name)
+        .column("layers", "layers", |s| s.layers)
+        .column("hidden", "hidden", |s| s.hidden)
+        .column("h/L", "width_per_layer", |s| Cell::fixed(s.hidden as f64 / s.layers as f64, 0))
+        .column("heads", "heads", |s| s.heads)
+        .column("KV heads", "kv_heads", |s| s.kv_heads.unwrap_or(s.heads))
+        .column("feed-forward", "ffn_hidden", |s| s.ffn_hidden.unwrap_or(4 * s.hidden))
+        .column("vocabulary", "vocab", |s| s.vocab)
+        .column("parameters", "parameters", |s| {
+            let parameters = parameters(&s.own_model());
+            Cell::new(parameters, words::size(parameters as f64))
+        })
+        .json("seq_len", |s| s.seq_len);
+    Printout::from_table(table.table())
+}
+
 /// Factor within which a size means a published one.
 const NEAR: f64 = 1.06;
 
@@ -80,6 +122,13 @@ pub fn published(parameters: f64, family: Option<Family>) -> Option<&'static Sha
 }
 
 impl Shape {
+    /// The published model itself.
+    fn own_model(&self) -> Model {
+        let Shape { layers, hidden, heads, vocab, seq_len, .. } = *self;
+        let sizes = Sizes { layers, hidden, heads, vocab, seq_len };
+        self.model(&Model::with_defaults(self.family, sizes, 1))
+    }
+
     /// Model of this shape, with the other settings of `like`.
     pub fn model(&self, like: &Model) -> Model {
         let Shape { layers, hidden, heads, .. } = *self;
@@ -99,11 +148,8 @@ impl Shape {
 /// No name is off by more than a rounding, but for models whose name leaves out the embedding.
 #[test]
 fn published_shapes_have_the_size_of_their_name() {
-    for shape in SHAPES {
-        let Shape { layers, hidden, heads, vocab, seq_len, .. } = *shape;
-        let sizes = Sizes { layers, hidden, heads, vocab, seq_len };
-        let like = Model::with_defaults(shape.family, sizes, 1);
-        let size = model::parameters(&shape.model(&like)) as f64;
+    for shape in SHAPES.iter().chain(LISTED) {
+        let size = parameters(&shape.own_model()) as f64;
         assert!((0.93..1.07).contains(&(size / shape.size())), "{}: {size}", shape.name);
     }
     let name = |size, family| published(size, family).map(|shape| (shape.series, shape.name));

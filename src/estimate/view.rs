@@ -5,6 +5,7 @@ use super::gptrain::dry_run::{self, MemoryLimits};
 use super::gptrain::prices::{Prices, TRAFFIC};
 use super::setup::Setup;
 use super::words;
+use base::Seconds;
 use base::table::Cell;
 use engine::orders;
 use manifest::Manifest;
@@ -57,6 +58,8 @@ pub struct View {
     pub stage_seconds: Vec<f64>,
     pub days: Days,
     pub terms: Terms,
+    /// Seconds of a step that the plan expects, if those above follow from a TFLOP/s that the user gave.
+    pub planned_seconds: Option<f64>,
 }
 
 pub const GIB: f64 = 1073741824.0;
@@ -86,6 +89,35 @@ impl View {
         let (model, hardware) = self.setup.flops();
         let per = self.seconds * self.setup.ranks() as f64 * 1e12;
         (model / per, hardware / per)
+    }
+
+    /// The same plan if a full step reached `tflops` of a device by the simple formula: all its times
+    /// change by the same factor, so that a ramp-up keeps its bubbles, and there is no bar.
+    pub fn at_tflops(mut self, tflops: f64) -> View {
+        let factor = self.setup.simple_tflops(self.seconds) / tflops;
+        self.planned_seconds = Some(self.seconds);
+        self.seconds *= factor;
+        self.seconds_error = 0.0;
+        self.parts
+            .iter_mut()
+            .for_each(|(_, seconds)| *seconds *= factor);
+        self.stage_seconds
+            .iter_mut()
+            .for_each(|seconds| *seconds *= factor);
+        self.days.seconds *= factor;
+        for segment in &mut self.days.segments {
+            segment.seconds *= factor;
+            segment.tflops /= factor;
+        }
+        self
+    }
+
+    /// Seconds of a step with their bar; without one if they follow from the user's TFLOP/s.
+    pub fn step_words(&self) -> String {
+        match self.planned_seconds {
+            None => words::with_bar(self.seconds, self.seconds_error),
+            Some(_) => Seconds(self.seconds).to_string(),
+        }
     }
 
     /// At most as many micro-batches as are visible.
@@ -132,6 +164,8 @@ pub struct Terms {
     /// Share of the wall-clock time in which the run makes progress.
     pub availability: f64,
     pub budget: Option<f64>,
+    /// Budget in device-hours.
+    pub hours: Option<f64>,
     /// Length of the run.
     pub samples: u64,
 }
@@ -166,6 +200,24 @@ impl Terms {
 
     pub fn cost(&self, days: &Days) -> f64 {
         self.device_hours(days) * self.price
+    }
+
+    /// Whether a run is within both budgets.
+    pub fn can_pay(&self, days: &Days) -> bool {
+        self.budget.is_none_or(|budget| self.cost(days) <= budget)
+            && self
+                .hours
+                .is_none_or(|hours| self.device_hours(days) <= hours)
+    }
+
+    /// The budgets: "$2,000,000 and 3,000,000 device-hours"; None without one.
+    pub fn budgets(&self) -> Option<String> {
+        let money = self.budget.map(|budget| self.money(budget));
+        let hours = self
+            .hours
+            .map(|hours| format!("{} device-hours", words::hours(hours)));
+        let both: Vec<String> = money.into_iter().chain(hours).collect();
+        (!both.is_empty()).then(|| both.join(" and "))
     }
 
     /// Calendar days of a run, whose seconds `format` shows.
@@ -235,5 +287,6 @@ pub fn for_gptrain(m: &Manifest, setup: Setup, terms: Terms) -> View {
         }),
         terms,
         setup,
+        planned_seconds: None,
     }
 }

@@ -38,6 +38,6 @@ pub mod exit;
 
 pub use ranks::{
     Device, GroupFactory, LocalRank, LocalRanks, clean_up_on_signal, gpu_for_each_rank, launcher,
-    name_rank,
+    load as load_manifest, name_rank,
 };
 pub use supervise::{RANKS, start_processes, start_unrecorded_processes, supervise};

@@ -10,12 +10,12 @@ use super::messages::Messages;
 use super::rank::{CollectiveError, Rank};
 use super::run_folder::{self, job_folder};
 use super::signals::ExitOnSignal;
-use ::device::Dead;
+use ::device::{Dead, Gpu};
 use anyhow::Context;
 use base::Problems;
 use comm::tcp::{self, Join};
 use comm::{self, Failed, LauncherEnv, RENDEZVOUS, Watchdog, World, threads};
-use manifest::{Loaded, Manifest};
+use manifest::{DeviceChoice, Loaded, Manifest, Ranks};
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
@@ -51,6 +51,24 @@ pub fn clean_up_on_signal(m: &Manifest) -> anyhow::Result<Option<ExitOnSignal>> 
         }
     })?;
     Ok(Some(handler))
+}
+
+/// Loads the manifest of a command that starts ranks. The replicas of `topology.data: auto` follow from
+/// the launcher's ranks; without a launcher from this machine's GPUs, and on CPUs it is one replica.
+pub fn load(path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
+    let loaded = manifest::load_for(path, sets, Ranks::OneReplica)?;
+    if !loaded.replicas_are_auto {
+        return Ok(loaded);
+    }
+    let m = &loaded.manifest;
+    let replica = m.topology.ranks();
+    let launched = launcher(m)?.map(|launch| launch.world);
+    let ranks = match (launched, m.train.device) {
+        (Some(world), _) if world > 1 => world,
+        (_, DeviceChoice::Cpu) => replica,
+        _ => Gpu::count().max(replica) / replica * replica,
+    };
+    manifest::load_for(path, sets, Ranks::Number(ranks))
 }
 
 impl LocalRanks {

@@ -3,6 +3,14 @@
 use base::choices;
 
 choices! {
+/// Rule for the number of replicas.
+ReplicaRule {
+    /// As many as the ranks have room for.
+    Auto = "auto",
+}
+}
+
+choices! {
 /// Element types.
 Precision {
     /// 32-bit floats.

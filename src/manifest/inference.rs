@@ -2,7 +2,7 @@
 
 use super::read::finish;
 use super::tree::{self, Node, Value};
-use super::{Loaded, Manifest, Model, Precision, check, overrides};
+use super::{Loaded, Manifest, Model, Precision, Ranks, check, overrides};
 use base::Problems;
 use base::number::whole;
 use std::path::Path;
@@ -50,7 +50,7 @@ pub fn for_inference(m: &Manifest, sets: &[String]) -> Result<Loaded, Problems> 
     let global = micro.saturating_mul(data).saturating_mul(pipeline);
     let follows = ["batch.global", "train.samples"].map(|key| format!("{key}={global}"));
     overrides::apply(&mut root, &follows)?;
-    finish(&root, NAME, Path::new("."), &|_, _| Problems::default())
+    finish(&root, NAME, Path::new("."), Ranks::Unknown, &|_, _| Problems::default())
 }
 
 /// Parses a whole number above 0. The check of the manifest reports anything else.

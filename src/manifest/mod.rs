@@ -55,12 +55,12 @@ pub use layers::LayerKind;
 pub use loss_scale::LossScale;
 pub use lr::{Decay, Lr, Span, Wsd};
 pub use optimizers::{Adafactor, Adam8bit, AdamW, Muon, MuonAdamW, Optimizer, OptimizerName};
-pub use read::{IN_FOLDER, Loaded, Validity, load, load_with, parse, parse_saved};
+pub use read::{IN_FOLDER, Loaded, Validity, load, load_for, load_with, parse, parse_saved};
 pub use rewrite::rewrite;
 pub use rope::{Linear, Llama3, Position, Rope, RopeScaling, Yarn};
 pub use run::{Checkpoint, Divergence, EvalTask, Log, Plan, Train};
 pub use suggest::Suggestion;
-pub use topology::{LayerSplit, Offload, PowerSgd, Topology};
+pub use topology::{LayerSplit, Offload, PowerSgd, Ranks, Topology};
 
 use plan::step_samples::StepSamples;
 

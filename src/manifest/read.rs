@@ -4,7 +4,7 @@ use super::record::{self, Given};
 use super::report::Report;
 use super::tree::Node;
 use super::{
-    Manifest, check, edit,
+    Manifest, Ranks, check, edit,
     forms::Raw,
     keys::{self, Keys},
     overrides, removed, suggest, tree,
@@ -27,6 +27,8 @@ pub struct Loaded {
     pub effective: String,
     /// File that it was read from.
     pub source: PathBuf,
+    /// Whether `topology.data` is `auto` in it.
+    pub replicas_are_auto: bool,
     text: Text,
 }
 
@@ -61,12 +63,22 @@ pub type Checks<'a> = &'a dyn Fn(&Manifest, Validity) -> Problems;
 /// is then the one in this folder, even if it was moved. Relative paths of `sets` start at the working
 /// folder, those of the file at the file.
 pub fn load(path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
-    load_with(path, sets, &|_, _| Problems::default())
+    load_for(path, sets, Ranks::Unknown)
+}
+
+/// Like `load`, for this number of ranks.
+pub fn load_for(path: &Path, sets: &[String], ranks: Ranks) -> anyhow::Result<Loaded> {
+    load_with(path, sets, ranks, &|_, _| Problems::default())
 }
 
 /// Like `load`. If there are mistakes, adds those that `checks` find in the readable part, in which
 /// defaults replace unreadable values, whose keys are not valid.
-pub fn load_with(path: &Path, sets: &[String], checks: Checks) -> anyhow::Result<Loaded> {
+pub fn load_with(
+    path: &Path,
+    sets: &[String],
+    ranks: Ranks,
+    checks: Checks,
+) -> anyhow::Result<Loaded> {
     let sets = &overrides::from_working_folder(sets)[..];
     if let Some(run) = run_folder(path) {
         let inside = run.join(IN_FOLDER);
@@ -76,9 +88,9 @@ pub fn load_with(path: &Path, sets: &[String], checks: Checks) -> anyhow::Result
             sets.insert(0, format!("log.folder={folder}"));
         }
         input::open(&inside).with_context(|| format!("cannot read {}", inside.display()))?;
-        return load_file(&inside, &sets, true, checks);
+        return load_file(&inside, &sets, true, ranks, checks);
     }
-    load_file(path, sets, false, checks)
+    load_file(path, sets, false, ranks, checks)
 }
 
 /// Folder of the run whose manifest is meant by `path`: the folder itself, or its manifest.
@@ -93,7 +105,13 @@ fn run_folder(path: &Path) -> Option<&Path> {
 }
 
 /// Loads a file. `saved` is true for the manifest in a run's folder.
-fn load_file(path: &Path, sets: &[String], saved: bool, checks: Checks) -> anyhow::Result<Loaded> {
+fn load_file(
+    path: &Path,
+    sets: &[String],
+    saved: bool,
+    ranks: Ranks,
+    checks: Checks,
+) -> anyhow::Result<Loaded> {
     let name = path.display().to_string();
     let text = text(path, &name)?;
     refuse_script(&text, &name)?;
@@ -101,11 +119,11 @@ fn load_file(path: &Path, sets: &[String], saved: bool, checks: Checks) -> anyho
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
     };
-    let read = |text: &str, sets: &[String]| {
+    let read = |text: &str, sets: &[String], ranks: Ranks| {
         let root = tree(text, &name, sets, saved)?;
-        finish(&root, &name, folder, checks)
+        finish(&root, &name, folder, ranks, checks)
     };
-    let mut loaded = read(&text, sets)?;
+    let mut loaded = read(&text, sets, ranks)?;
     // The run's own manifest keeps its author's comments.
     let own = loaded.manifest.log.folder.join(IN_FOLDER);
     if path
@@ -117,8 +135,10 @@ fn load_file(path: &Path, sets: &[String], saved: bool, checks: Checks) -> anyho
             .iter()
             .cloned()
             .partition(|set| set.starts_with("log.folder="));
-        let same =
-            |text: &str| read(text, &place).is_ok_and(|read| read.manifest == loaded.manifest);
+        // A run's manifest has a number of replicas: its other readers know no ranks.
+        let same = |text: &str| {
+            read(text, &place, Ranks::Unknown).is_ok_and(|read| read.manifest == loaded.manifest)
+        };
         if let Some(text) = edit::edit(&text, &sets, same) {
             loaded.text = Text::Edited(text);
         }
@@ -130,7 +150,7 @@ fn load_file(path: &Path, sets: &[String], saved: bool, checks: Checks) -> anyho
 /// `folder`.
 pub fn parse(text: &str, name: &str, folder: &Path, sets: &[String]) -> Result<Loaded, Problems> {
     let root = tree(text, name, sets, false)?;
-    finish(&root, name, folder, &|_, _| Problems::default())
+    finish(&root, name, folder, Ranks::Unknown, &|_, _| Problems::default())
 }
 
 /// Like `parse`, for the manifest that a run or a checkpoint saved, maybe with settings that no
@@ -142,7 +162,7 @@ pub fn parse_saved(
     sets: &[String],
 ) -> Result<Loaded, Problems> {
     let root = tree(text, name, sets, true)?;
-    finish(&root, name, folder, &|_, _| Problems::default())
+    finish(&root, name, folder, Ranks::Unknown, &|_, _| Problems::default())
 }
 
 fn tree(text: &str, name: &str, sets: &[String], saved: bool) -> Result<Node, Problems> {
@@ -161,14 +181,18 @@ pub(super) fn finish(
     root: &Node,
     name: &str,
     folder: &Path,
+    ranks: Ranks,
     checks: Checks,
 ) -> Result<Loaded, Problems> {
     let mut report = Report::new(name, root);
     let json = Keys::new().read(&mut report);
-    let raw = serde_json::from_value::<Raw>(json).unwrap_or_else(|error| {
+    let mut raw = serde_json::from_value::<Raw>(json).unwrap_or_else(|error| {
         report.add("", format!("not understood: {error}"), "please report this as a bug");
         Raw::default()
     });
+    let topology = raw.topology.as_mut();
+    let replicas_are_auto =
+        topology.is_some_and(|topology| topology.resolve_replicas(ranks, &mut report));
     let folder = folder
         .canonicalize()
         .or_else(|_| std::path::absolute(folder))
@@ -182,7 +206,8 @@ pub(super) fn finish(
     if report.is_empty() {
         let effective = check::effective(&manifest);
         let source = PathBuf::from(name);
-        return Ok(Loaded { manifest, effective, source, text: Text::Made(given) });
+        let text = Text::Made(given);
+        return Ok(Loaded { manifest, effective, source, replicas_are_auto, text });
     }
     let more = checks(&manifest, &|paths| report.are_valid(paths));
     let Problems { mut list } = report.problems();

@@ -84,6 +84,8 @@ Plan(raw) {
     price: f64, in 0.0..=1e6;
     /// Budget of the whole run, in the price's currency.
     budget: f64, in 0.0..=1e15;
+    /// Budget of the whole run in device-hours, such as an allocation of 3,000,000 GPU-hours.
+    hours: f64, in 0.0..=1e12;
     /// Share of the wall-clock time in which the run makes progress. Default: 1.
     availability: f64, in 0.01..=1.0;
 }

@@ -1,9 +1,12 @@
 //! Section `topology`: the split of the work over ranks.
 
-use super::choices::{GradientHome, LayerSplitName, OffloadWhat, RankOrder, Recompute, Schedule};
+use super::choices::{
+    GradientHome, LayerSplitName, OffloadWhat, RankOrder, Recompute, ReplicaRule, Schedule,
+};
 use super::define::{
     OneOf, Written, checked, forms, kinds, one_of, read, sections, settings, written,
 };
+use super::report::Report;
 use plan::grid::{self, Axis, Grid};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -38,8 +41,10 @@ Topology(raw) {
     tensor: usize = 1, in 1..=65_536;
     /// Pipeline stages (--pipeline-model-parallel-size). Default: 1.
     pipeline: usize = 1, in 1..=65_536;
-    /// Replicas that share the batch. Default: 1.
-    data: usize = 1, in 1..=1_048_576;
+    /// Replicas that share the batch, or auto: as many as the ranks of the job have room for,
+    /// ranks / (tensor × pipeline); without a launcher as many as the machine's GPUs have, on CPUs 1. The
+    /// run's folder keeps the number. Default: 1.
+    data: ReplicasForm => usize = replicas(raw.data), written Some(Replicas(*data).into());
     /// State that is sharded among replicas: 0 nothing, 1 optimizer states, 2 also gradients, 3 also
     /// weights (--zero-stage); at most 1 with a pipeline. Default: 0.
     zero: u8 = 0, in 0..=3;
@@ -98,6 +103,13 @@ PowerSgd(raw) {
 }
 
 forms! {
+    /// Number of replicas, or a rule for it.
+    ReplicasForm {
+        /// By a rule.
+        Rule(ReplicaRule),
+        /// The number.
+        Number(Replicas),
+    }
     /// State in the host's memory, by name or with settings.
     OffloadForm {
         /// By name, with its defaults.
@@ -111,6 +123,69 @@ forms! {
         Rule(LayerSplitName),
         /// Layers of each stage, first to last.
         Layers(Vec<LayerCount>),
+    }
+}
+
+/// Number of replicas.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(transparent)]
+pub struct Replicas(#[schemars(range(min = 1, max = 1_048_576))] pub usize);
+
+/// Number of ranks from which `topology.data: auto` follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ranks {
+    /// Not known: `auto` is refused.
+    Unknown,
+    /// Those of one replica.
+    OneReplica,
+    Number(usize),
+}
+
+/// Number of replicas; 1 for `auto`, which `Topology::resolve_replicas` has replaced.
+fn replicas(form: Option<ReplicasForm>) -> usize {
+    match form {
+        Some(ReplicasForm::Number(Replicas(number))) => number,
+        None | Some(ReplicasForm::Rule(ReplicaRule::Auto)) => 1,
+    }
+}
+
+impl raw::Topology {
+    /// Replaces `data: auto` by a number. Returns whether it was `auto`.
+    pub(super) fn resolve_replicas(&mut self, ranks: Ranks, report: &mut Report) -> bool {
+        const DATA: &str = "topology.data";
+        let Some(ReplicasForm::Rule(ReplicaRule::Auto)) = self.data else { return false };
+        let (tensor, pipeline) = (self.tensor.unwrap_or(1), self.pipeline.unwrap_or(1));
+        let replica = tensor * pipeline;
+        let number = match ranks {
+            Ranks::Unknown => {
+                report.add(
+                    DATA,
+                    "topology.data is auto, and this command does not know the number of ranks",
+                    "give the number of replicas: --set topology.data=2",
+                );
+                1
+            }
+            Ranks::OneReplica => 1,
+            Ranks::Number(ranks) if ranks > 0 && ranks.is_multiple_of(replica) => ranks / replica,
+            Ranks::Number(ranks) => {
+                let below = ranks / replica * replica;
+                let near = match below {
+                    0 => format!("{replica}"),
+                    _ => format!("{below} or {}", below + replica),
+                };
+                report.add(
+                    DATA,
+                    format!(
+                        "topology.data is auto, and {ranks} ranks are not divisible by tensor {tensor} × \
+                         pipeline {pipeline} = {replica}"
+                    ),
+                    format!("start {near} ranks, or change topology.tensor or topology.pipeline"),
+                );
+                1
+            }
+        };
+        self.data = Some(Replicas(number).into());
+        true
     }
 }
 

@@ -95,6 +95,7 @@ fn view(predictor: &Predictor, m: &Manifest, setup: Setup, terms: Terms) -> View
         }),
         terms,
         setup,
+        planned_seconds: None,
     }
 }
 

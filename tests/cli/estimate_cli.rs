@@ -161,6 +161,77 @@ fn what_if_compares_a_plan_with_its_own_estimate() {
     assert_eq!(other["changed"]["model.layers"], serde_json::json!(["12", "48"]));
 }
 
+/// The run ends in time on the devices that are found, with the flags that are printed, and not on a node
+/// less.
+#[test]
+fn a_deadline_gives_the_fewest_nodes() {
+    let plan = "manifests/llama3-8b.yaml --hardware h100-80g --tokens 100e9";
+    let found = json(&format!("{plan} --days 7"));
+    let way = &found["way"];
+    let gpus = number(&found, "gpus") as usize;
+    assert!(number(way, "days") <= 7.0 && gpus.is_multiple_of(8) && gpus > 16, "{found}");
+    let own = is_its_own_estimate(plan, way, 1e-6);
+    near(number(&own["run"], "calendar_days"), number(way, "days"), 1e-6);
+    let fewer = json(&format!("{plan} --search --gpus {}", gpus - 8));
+    assert!(
+        rows(&fewer, "ways")
+            .iter()
+            .all(|row| number(row, "days") > 7.0),
+        "{fewer}"
+    );
+    let (code, out, _) = estimate(&format!("{plan} --days 7 --gpus {}", gpus - 8));
+    assert_eq!(code, 4);
+    assert!(out.contains("does not end within 7 days on up to"), "{out}");
+}
+
+/// A budget of device-hours selects the fastest plan within it, and a plan says what is left.
+#[test]
+fn a_budget_of_device_hours_is_kept() {
+    let plan = "manifests/llama3-8b.yaml --hardware h100-80g --tokens 100e9";
+    let free = json(&format!("{plan} --search --gpus 64"));
+    let hours = number(&free["best"], "gpu_hours");
+    let cheapest = rows(&free, "pareto")
+        .iter()
+        .map(|row| number(row, "gpu_hours"))
+        .fold(f64::INFINITY, f64::min);
+    assert!(cheapest < hours, "{free}");
+    let limit = (cheapest + hours) / 2.0;
+    let kept = json(&format!("{plan} --search --gpus 64 --set plan.hours={limit}"));
+    assert!(number(&kept["best"], "gpu_hours") <= limit, "{kept}");
+    let own = json(&format!("{plan} --set plan.hours=1e6"));
+    near(number(&own["run"], "hours_left") + number(&own["run"], "gpu_hours"), 1e6, 1e-9);
+    let (_, out, _) = estimate(&format!("{plan} --set plan.hours=10"));
+    assert!(out.contains("of plan.hours 10.00; over the budget by"), "{out}");
+}
+
+/// 8 × parameters × tokens / (devices × TFLOP/s), as people compute it by hand; the ramp-up's shorter
+/// steps keep their share.
+#[test]
+fn ones_own_tflops_give_the_days_of_the_rule() {
+    let own = json(&format!("{BLOOM} --tokens 366e9"));
+    let given = json(&format!("{BLOOM} --tokens 366e9 --tflops 150"));
+    let rule = 8.0 * number(&own, "parameters") * 2048.0 * 2048.0 / (384.0 * 150e12);
+    near(number(&given["time"], "seconds"), rule, 1e-9);
+    near(number(&given["tflops"], "simple"), 150.0, 1e-9);
+    near(number(&given["time"], "planned_seconds"), number(&own["time"], "seconds"), 1e-9);
+    let factor = number(&given["time"], "seconds") / number(&own["time"], "seconds");
+    near(number(&given["run"], "days"), factor * number(&own["run"], "days"), 1e-9);
+    let parts = given["time"]["parts"].as_object().unwrap().values();
+    near(parts.map(|part| part.as_f64().unwrap()).sum(), rule, 1e-6);
+}
+
+/// `topology.data: auto` plans as many replicas as --gpus have room for.
+#[test]
+fn replicas_fill_the_gpus() {
+    let plan = "manifests/llama3-8b.yaml --set topology.tensor=4";
+    let auto = json(&format!("{plan} --set topology.data=auto --gpus 32"));
+    let eight = json(&format!("{plan} --set topology.data=8"));
+    assert_eq!(number(&auto["topology"], "data"), 8.0);
+    near(number(&auto["time"], "seconds"), number(&eight["time"], "seconds"), 1e-9);
+    let searched = json(&format!("{plan} --set topology.data=auto --search --gpus 32"));
+    assert_eq!(number(&searched["best"], "gpus"), 32.0);
+}
+
 /// Each size has the tokens of the law, and the result of a search with the same settings.
 #[test]
 fn a_campaign_is_the_sum_of_its_searches() {

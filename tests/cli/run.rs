@@ -297,6 +297,58 @@ fn bf16_on_a_processor_without_its_products_is_advised_against() {
     assert!(says("bf16") && says("fp16") && !says("f32"));
 }
 
+/// As many replicas as there are ranks: the same bits as with their number, which the folder keeps, so
+/// that commands without ranks read it. Another number of ranks continues.
+#[test]
+fn replicas_follow_from_the_ranks() {
+    let lab = Lab::new();
+    let auto = "topology.data=auto";
+    let two = ["topology.data=2", "log.folder=runs/two"];
+    for done in lab.ranks(2, &two).end(0..2) {
+        done.expect(0, &[]);
+    }
+    for done in lab.ranks(2, &[auto, "log.folder=runs/auto"]).end(0..2) {
+        done.expect(0, &[]);
+    }
+    assert_eq!(lab.losses("runs/auto"), lab.losses("runs/two"));
+    let record = fs::read_to_string(lab.path("runs/auto/manifest.yaml")).unwrap();
+    assert!(record.contains("  data: 2\n") && !record.contains("data: auto"), "{record}");
+    lab.gptrain(&["status", "runs/auto"]).expect(0, &[]);
+    // One process without a launcher is one replica.
+    lab.gptrain(&["run", "runs/auto", "--set", auto, "--set", "train.steps=14"])
+        .expect(0, &[]);
+    assert_eq!(lab.losses("runs/auto").len(), 14);
+    let record = fs::read_to_string(lab.path("runs/auto/manifest.yaml")).unwrap();
+    assert!(record.contains("  data: 1\n"), "{record}");
+
+    let odd = [auto, "topology.tensor=2", "log.folder=runs/odd"];
+    for done in lab.ranks(3, &odd).end(0..3) {
+        done.expect(2, &["3 ranks are not divisible by tensor 2", "start 2 or 4 ranks"]);
+    }
+    let shown = lab.gptrain(&["manifest", "check", "run.yaml", "--set", auto]);
+    assert!(
+        shown
+            .expect(0, &[])
+            .out
+            .contains("data auto, checked with 1"),
+        "{}",
+        shown.out
+    );
+    lab.gptrain(&["tune", "run.yaml", "--set", auto, "--best", "1"])
+        .expect(2, &["does not know the number of ranks", "--set topology.data=2"]);
+    let job = |more: &[&str]| {
+        lab.gptrain(
+            &[&["job", "run.yaml", "--set", "topology={data: auto, tensor: 2}"], more].concat(),
+        )
+    };
+    job(&[]).expect(2, &["the number of ranks is not known", "--nodes"]);
+    let filled = job(&["--nodes", "2", "--gpus-per-node", "4", "--set", "batch.global=8"]);
+    let script = &filled.expect(0, &[]).out;
+    for line in ["--ntasks-per-node=4\n", "tensor 2 × pipeline 1 × data 4"] {
+        assert!(script.contains(line), "{line}: {script}");
+    }
+}
+
 #[test]
 fn a_run_is_as_long_as_its_minutes() {
     let lab = Lab::new();

@@ -21,9 +21,9 @@ use estimate::request::{Flags, Request};
 use estimate::setup::{Extras, Program};
 use estimate::trainers;
 use estimate::view::View;
-use estimate::{plot, print, words};
+use estimate::{plot, print, shapes, words};
 use launch::exit::{self, AlreadyPrinted};
-use manifest::{Family, Loaded};
+use manifest::{Family, Loaded, Ranks};
 use plan::timeline;
 use progress::Bar;
 use records::{learn, list_hardware};
@@ -32,7 +32,7 @@ use std::path::{Path, PathBuf};
 #[derive(clap::Args)]
 pub struct Estimate {
     /// Manifest, or a size such as 7B: then the shape of the published model of that size
-    #[arg(required_unless_present_any = ["selftest", "score", "list_hardware", "from"])]
+    #[arg(required_unless_present_any = ["selftest", "score", "list_hardware", "list_shapes", "from"])]
     manifest: Option<PathBuf>,
     /// In place of a manifest, a checkpoint that `gptrain import` reads: the run that it would
     /// become
@@ -54,6 +54,9 @@ pub struct Estimate {
     /// Print the hardware table
     #[arg(long)]
     list_hardware: bool,
+    /// Print the shapes of published models: layers, hidden width, their ratio h/L, heads, parameters
+    #[arg(long)]
+    list_shapes: bool,
     /// Length of the run in tokens, instead of the manifest's, such as 366e9 or 300B
     #[arg(long, value_parser = words::tokens)]
     tokens: Option<f64>,
@@ -63,6 +66,10 @@ pub struct Estimate {
     /// Budget of the run
     #[arg(long, value_parser = number::real)]
     budget: Option<f64>,
+    /// TFLOP/s that a device reaches, by 8 FLOPs per parameter and token with full recomputation,
+    /// else 6 (simple formula): the plan's times follow from it, instead of from the hardware
+    #[arg(long, value_parser = number::real)]
+    tflops: Option<f64>,
     /// Share of the wall-clock time in which the run makes progress
     #[arg(long, value_parser = number::real)]
     availability: Option<f64>,
@@ -109,10 +116,15 @@ fn list_programs() -> String {
 
 impl Estimate {
     pub fn run(mut self) -> anyhow::Result<()> {
-        self.imply_search();
-        self.refuse_unused()?;
+        let fills_gpus = self.fills_gpus();
+        self.imply_search(fills_gpus);
+        self.refuse_unused(fills_gpus)?;
         if self.list_hardware {
             list_hardware().say(self.json);
+            return Ok(());
+        }
+        if self.list_shapes {
+            shapes::list().say(self.json);
             return Ok(());
         }
         if self.selftest || self.score.is_some() {
@@ -166,11 +178,40 @@ impl Estimate {
                 )
                 .into());
             }
-            return manifest::load(path, sets);
+            return self.load_manifest(path, sets);
         };
         let name = path.display().to_string();
         let new = New { params: Some(size as u64), family: self.family, ..New::default() };
         Ok(manifest::parse(&new.text(&name)?, &name, Path::new("."), sets)?)
+    }
+
+    /// Whether --gpus is the number of ranks of a manifest with `topology.data: auto`.
+    fn fills_gpus(&self) -> bool {
+        let Some(path) = self.manifest.as_deref().filter(|path| path.exists()) else {
+            return false;
+        };
+        let loaded = manifest::load_for(path, &self.set, Ranks::OneReplica);
+        let is_asked = self.search.is_asked() || !self.campaign.sizes.is_empty();
+        !is_asked && loaded.is_ok_and(|loaded| loaded.replicas_are_auto)
+    }
+
+    /// Loads a manifest. A plan with `topology.data: auto` needs --gpus; a search tries all numbers of
+    /// replicas.
+    fn load_manifest(&self, path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
+        let loaded = manifest::load_for(path, sets, Ranks::OneReplica)?;
+        let searches = self.search.is_asked() || !self.campaign.sizes.is_empty();
+        if !loaded.replicas_are_auto || searches {
+            return Ok(loaded);
+        }
+        let Some(gpus) = self.search.gpus else {
+            return Err(Problems::one(
+                "topology.data",
+                "topology.data is auto: a plan needs the number of devices",
+                "give --gpus 64 (with --search for the best topology over them)",
+            )
+            .into());
+        };
+        manifest::load_for(path, sets, Ranks::Number(gpus))
     }
 
     fn flags(&self) -> Flags<'_> {
@@ -182,6 +223,7 @@ impl Estimate {
             budget: self.budget,
             availability: self.availability,
             async_launches: self.async_launches,
+            tflops: self.tflops,
         }
     }
 }
@@ -222,6 +264,10 @@ fn advise(request: &Request, effective: &str, other: Option<&dyn Predict>) -> (V
     let view = request.view(other);
     let mut out = print::printout(&view);
     let Request { manifest, setup, .. } = request;
+    // Changes are timed by the plan, whose seconds are not those of `--tflops`.
+    if request.tflops.is_some() {
+        return (view, out);
+    }
     match other {
         Some(other) => other.advise(manifest, &view, &mut out),
         None => {

@@ -2,9 +2,10 @@
 
 use super::Estimate;
 use super::progress::Bar;
-use base::number::whole;
+use base::number::{self, whole};
 use base::table::Printout;
 use base::{Count, Problems};
+use estimate::days::Days;
 use estimate::plot;
 use estimate::predict::Predict;
 use estimate::request::Request;
@@ -36,6 +37,15 @@ pub struct Search {
     /// Find the fewest devices on which the manifest's model fits
     #[arg(long)]
     pub min_gpus: bool,
+    /// Find the fewest devices with which the run ends within this number of days; --gpus limits them
+    #[arg(long, value_parser = parse_days, conflicts_with_all = ["search", "max_params", "min_gpus"])]
+    pub days: Option<f64>,
+}
+
+/// Parses the days of a deadline.
+fn parse_days(text: &str) -> Result<f64, String> {
+    let days = number::real(text).ok().filter(|days| *days > 0.0);
+    days.ok_or_else(|| "write a number of days, such as 90".into())
 }
 
 /// Parses a number of devices.
@@ -49,7 +59,7 @@ fn parse_devices(text: &str) -> Result<usize, String> {
 
 impl Search {
     pub fn is_asked(&self) -> bool {
-        self.search || self.max_params || self.min_gpus
+        self.search || self.max_params || self.min_gpus || self.days.is_some()
     }
 
     fn extras(&self) -> Extras {
@@ -76,6 +86,22 @@ pub fn run(
             .map(|found| print::print_fewest_devices(m, &found));
         bar.finish();
         let none = || NONE_ON_ANY.to_string();
+        return Ok(print_found(args, found, none));
+    }
+    if let Some(days) = args.search.days {
+        let most = args.search.gpus.unwrap_or(MOST_DEVICES);
+        let terms = &request.terms;
+        let in_time = |run: &Days| terms.calendar_days(run) <= days;
+        let found = search
+            .find_fewest_in_time(most, &in_time)
+            .map(|found| print::print_deadline(m, terms, days, &found));
+        bar.finish();
+        let none = || {
+            format!(
+                "the run does not end within {days} days on up to {} devices",
+                Count(most as u64)
+            )
+        };
         return Ok(print_found(args, found, none));
     }
     let devices = count_devices(args, request)?;

@@ -8,12 +8,19 @@ use estimate::setup::Program;
 type Rule = (&'static str, bool, bool, &'static str);
 
 impl Estimate {
+    /// Whether it plans a run, rather than print a table or score measured runs.
+    fn is_planning(&self) -> bool {
+        let lists = self.list_hardware || self.list_shapes;
+        !(self.selftest || lists || self.score.is_some())
+    }
+
     /// --gpus alone asks for the best topology over them: a plan has its own grid.
-    pub fn imply_search(&mut self) {
+    /// `fills_gpus`: unless it says how many ranks the manifest's grid has.
+    pub fn imply_search(&mut self, fills_gpus: bool) {
         let compares = self.campaign.what_if.is_some() || !self.campaign.sizes.is_empty();
-        let planning = !(self.selftest || self.list_hardware || self.score.is_some());
         if let Some(gpus) = self.search.gpus
-            && planning
+            && self.is_planning()
+            && !fills_gpus
             && !compares
             && !self.search.is_asked()
         {
@@ -22,28 +29,36 @@ impl Estimate {
         }
     }
 
-    pub fn refuse_unused(&self) -> Result<(), Problems> {
+    pub fn refuse_unused(&self, fills_gpus: bool) -> Result<(), Problems> {
         let s = &self.search;
         let compares = self.campaign.what_if.is_some();
         let sizes = !self.campaign.sizes.is_empty();
-        let over = s.search || s.max_params || sizes;
+        let over = s.search || s.max_params || sizes || s.days.is_some() || fills_gpus;
+        let spares = s.search || s.max_params;
         let plans = !s.max_params && !s.min_gpus;
+        let drawn = plans && !compares && !sizes && s.days.is_none();
         let alone = !s.is_asked() && !compares && !sizes;
-        let planning = !(self.selftest || self.list_hardware || self.score.is_some());
+        let planning = self.is_planning();
         let run = "a plan or --search, which have days and money";
-        let rules: [Rule; 17] = [
+        let rules: [Rule; 18] = [
             ("MANIFEST", self.manifest.is_some(), planning, "a plan or a search"),
-            ("--gpus", s.gpus.is_some(), over, "--search, --max-params and --sizes"),
-            ("--nodes-spare", s.nodes_spare.is_some(), over, "--search and --max-params"),
+            ("--gpus", s.gpus.is_some(), over, "--search, --max-params, --days and --sizes"),
+            ("--nodes-spare", s.nodes_spare.is_some(), spares, "--search and --max-params"),
             ("--objective", s.objective.is_some(), s.search, "--search"),
-            ("--with", !s.with.is_empty(), s.is_asked(), "--search, --min-gpus and --max-params"),
+            ("--with", !s.with.is_empty(), s.is_asked(), "a search"),
             ("--law", self.campaign.law.is_some(), sizes, "--sizes"),
             ("--what-if", compares, !s.is_asked() && !sizes, "a plan"),
             ("--sizes", sizes, !s.is_asked(), "a campaign by itself, with --gpus"),
             ("--draw-schedule", self.draw_schedule, alone, "a plan"),
-            ("--plot", self.plot.is_some(), plans && !compares && !sizes, "a plan or --search"),
+            ("--plot", self.plot.is_some(), drawn, "a plan or --search"),
             ("--overwrite", self.overwrite.overwrite, self.plot.is_some(), "--plot"),
-            ("--budget", self.budget.is_some(), plans && !compares && !sizes, run),
+            ("--budget", self.budget.is_some(), drawn, run),
+            (
+                "--tflops",
+                self.tflops.is_some(),
+                alone && self.plot.is_none() && self.calibrate.is_none(),
+                "a plan, without --calibrate and --plot",
+            ),
             ("--price", self.price.is_some(), plans, run),
             ("--availability", self.availability.is_some(), plans, run),
             ("--tokens", self.tokens.is_some(), plans && !sizes, run),

@@ -6,7 +6,7 @@ use anyhow::Result;
 use base::{Count, Problems};
 use estimate::gptrain::dry_run;
 use estimate::hardware;
-use manifest::{self, Loaded, Manifest, Validity};
+use manifest::{self, Loaded, Manifest, Ranks, Validity};
 use serde_json::{Value, json};
 use std::path::Path;
 use train::file_checks::{self, FileFindings};
@@ -43,7 +43,7 @@ struct CheckedManifest {
 impl CheckedManifest {
     /// Loads a manifest and checks its files; every mistake is an error.
     fn load(path: &Path, sets: &[String]) -> Result<CheckedManifest> {
-        let loaded = manifest::load_with(path, sets, &find_mistakes)?;
+        let loaded = manifest::load_with(path, sets, Ranks::OneReplica, &find_mistakes)?;
         check_hardware(&loaded.manifest).or(())?;
         let mut files = file_checks::check_files(&loaded.manifest)?;
         if files.wrong.list.is_empty() && files.missing.list.is_empty() {
@@ -132,7 +132,12 @@ fn summarize(loaded: &Loaded) -> String {
         format!("  run       {}", describe_length(m)),
     ];
     let topology = &m.topology;
-    if topology.ranks() > 1 {
+    if loaded.replicas_are_auto {
+        lines.push(format!(
+            "  topology  data auto, checked with 1: a replica is tensor {} × pipeline {}, ZeRO-{}",
+            topology.tensor, topology.pipeline, topology.zero
+        ));
+    } else if topology.ranks() > 1 {
         lines.push(format!(
             "  topology  {} ranks: tensor {} × pipeline {} × data {}, ZeRO-{}",
             topology.ranks(),
@@ -161,7 +166,12 @@ fn summarize(loaded: &Loaded) -> String {
 
 /// Valid settings that are seldom intended.
 fn list_notes(m: &Manifest) -> Vec<String> {
-    m.notes().into_iter().chain(m.schedule_note(0, 0)).collect()
+    let size = model::named_size_note(&m.name, &m.model);
+    m.notes()
+        .into_iter()
+        .chain(size)
+        .chain(m.schedule_note(0, 0))
+        .collect()
 }
 
 /// Number of parameters, and memory of the fullest rank.

@@ -6,6 +6,7 @@ pub mod new;
 use crate::completions::SETTINGS;
 use check::Check;
 use clap::{Args, Subcommand};
+use manifest::Ranks;
 use new::New;
 use std::path::PathBuf;
 
@@ -38,7 +39,7 @@ impl Command {
             Command::New(new) => return new.run(),
             Command::Check(check) => return check.run(),
             Command::Show(source) => {
-                let loaded = manifest::load(&source.manifest, &source.sets)?;
+                let loaded = manifest::load_for(&source.manifest, &source.sets, Ranks::OneReplica)?;
                 base::say!("{}", loaded.effective.trim_end());
             }
             Command::Schema => base::say!("{:#}", manifest::editor_schema()),

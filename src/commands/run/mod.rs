@@ -64,7 +64,7 @@ impl Run {
             None => example::prepare()?,
         };
         let minutes = self.minutes()?;
-        let mut loaded = manifest::load(&path, &self.set)?;
+        let mut loaded = launch::load_manifest(&path, &self.set)?;
         if let Some(steps) = self.probe.steps {
             return self.probe.run(steps, &loaded, &rank_words(&[]), messages);
         }
@@ -76,7 +76,8 @@ impl Run {
         }
         let mut settings = Vec::new();
         if let Some(minutes) = minutes {
-            let load = |more: &[String]| manifest::load(&path, &[&self.set[..], more].concat());
+            let load =
+                |more: &[String]| launch::load_manifest(&path, &[&self.set[..], more].concat());
             let fitted = length::fit(&loaded, &load, minutes, messages)?;
             for line in fitted.lines {
                 tracing::info!("{line}");

@@ -4,6 +4,7 @@
 use anyhow::bail;
 use base::unix_time;
 use launch::slurm::{self, QueuedJob};
+use manifest::Ranks;
 use serde_json::json;
 use std::path::Path;
 use train::status::{RunState, Status};
@@ -14,7 +15,7 @@ pub fn report(run: &Path, json: bool) -> anyhow::Result<()> {
     let (folder, name) = match Status::read(run) {
         Ok(status) => (run.to_path_buf(), status.name),
         Err(_) => {
-            let m = manifest::load(run, &[])?.manifest;
+            let m = manifest::load_for(run, &[], Ranks::OneReplica)?.manifest;
             (m.log.folder, m.name)
         }
     };

@@ -172,6 +172,9 @@ pub const MOST_DEVICES: usize = 65536;
 /// Number of cuts with the fastest steps that are evaluated over the whole run.
 const BEST: usize = 12;
 
+/// Numbers of nodes between two others that a search for a deadline tries at once.
+const STEPS: usize = 8;
+
 /// Number of cuts whose whole bounds are computed at once.
 const BOUNDED: usize = 512;
 
@@ -419,6 +422,63 @@ impl<'a> Search<'a> {
             fits
         })?;
         self.first(devices)
+    }
+
+    /// Best plan over the fewest whole nodes, or part of a node, with which the run is `in_time`.
+    /// Doubles the nodes until it is, and then tries at most `STEPS` numbers between the last two at a
+    /// time. It does not try every number, so fewer nodes may also do if they divide the batch better.
+    pub fn find_fewest_in_time(
+        &self,
+        most: usize,
+        in_time: &dyn Fn(&Days) -> bool,
+    ) -> Option<Planned> {
+        let node = self.setup.per_node;
+        let best = |devices: usize| {
+            let ranked = self.rank_simplest_first(&self.cuts(devices), BEST);
+            let mut plans = ranked.into_iter().flat_map(|ranked| ranked.best);
+            let found = plans.find(|plan| in_time(&plan.days));
+            if found.is_none() {
+                self.report(Progress::TooFew(devices));
+            }
+            found
+        };
+        let part_of_node = (0..).map(|i| 1 << i).take_while(|n| *n < node);
+        let nodes = (0..).map(|i| node << i).take_while(|n| *n < most);
+        let mut below = 0;
+        let mut found = None;
+        for devices in part_of_node
+            .chain(nodes)
+            .filter(|n| *n < most)
+            .chain([most])
+        {
+            found = best(devices);
+            if found.is_some() {
+                break;
+            }
+            below = devices;
+        }
+        let mut found = found?;
+        loop {
+            let between = found.days.devices.saturating_sub(below).saturating_sub(1) / node;
+            if below < node || between == 0 {
+                return Some(found);
+            }
+            let stride = between.div_ceil(STEPS) * node;
+            let upper = found.days.devices;
+            let mut fewer = None;
+            for devices in (below + stride..upper).step_by(stride) {
+                fewer = best(devices);
+                if fewer.is_some() {
+                    break;
+                }
+                below = devices;
+            }
+            match fewer {
+                Some(fewer) => found = fewer,
+                None if stride == node => return Some(found),
+                None => {}
+            }
+        }
     }
 }
 

@@ -22,6 +22,36 @@ pub fn print_fewest_devices(m: &Manifest, found: &Candidate) -> Printout {
     out
 }
 
+/// The fewest devices on which the run ends within `days` of the calendar.
+pub fn print_deadline(m: &Manifest, terms: &Terms, days: f64, found: &Planned) -> Printout {
+    let Planned { candidate, days: run } = found;
+    let setup = &candidate.setup;
+    let way = plan_table(m, terms, [found]).object(0);
+    let mut out = Printout::new(json!({ "within_days": days, "gpus": setup.ranks(), "way": way }));
+    let duration = terms.calendar_seconds(run);
+    let step = words::with_bar(candidate.seconds, candidate.seconds_error);
+    out.line(format!(
+        "{} within {days} days: {} × {}, {step} per step, {}{}",
+        m.name,
+        setup.ranks(),
+        setup.hardware.name,
+        span(duration),
+        terms.paid(run),
+    ));
+    out.line(format!("  {}", describe(setup)));
+    out.push_indented(flag_lines(&sets(m, setup)));
+    let [_, latest] = words::range(duration, candidate.seconds_error);
+    if latest > 86400.0 * days {
+        out.line(format!(
+            "  At the slow end of the bar it takes {}: --days {:.0} keeps that within {days} days.",
+            span(latest),
+            (days / (1.0 + candidate.seconds_error)).floor().max(1.0)
+        ));
+    }
+    out.push_indented(setup.hardware.notes(setup.program.name(), duration));
+    out
+}
+
 /// Memory of a device and time of a step: "39.8 GiB per device, 4.92 s ± 20 % per step".
 fn needs(found: &Candidate) -> String {
     let step = words::with_bar(found.seconds, found.seconds_error);
@@ -121,9 +151,8 @@ fn within_budget<'a>(
     chosen: &'a Planned,
     terms: &Terms,
 ) -> (&'a Planned, String) {
-    let Some(budget) = terms.budget else { return (chosen, String::new()) };
-    let paid = |p: &&Planned| terms.cost(&p.days) <= budget;
-    let limit = terms.money(budget);
+    let Some(limit) = terms.budgets() else { return (chosen, String::new()) };
+    let paid = |p: &&Planned| terms.can_pay(&p.days);
     let plans = std::iter::once(chosen)
         .chain(&found.best)
         .chain(&found.pareto);

@@ -34,7 +34,11 @@ pub fn announce_run(process: &Process, rank: &Rank, data: &Datasets) -> anyhow::
              shorter run (train.steps) or more data is as good"
         );
     }
-    for note in m.notes() {
+    for note in m
+        .notes()
+        .into_iter()
+        .chain(model::named_size_note(&m.name, &m.model))
+    {
         tracing::warn!("{note}");
     }
     tracing::info!("sample order: {} of host memory in each process", data.order_bytes());
