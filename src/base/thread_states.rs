@@ -152,7 +152,7 @@ mod tests {
         let (end, ended) = channel::<()>();
         let spin = || while !END.load(Ordering::Relaxed) {};
         let spinner = crate::threads::spawn("spins", spin).unwrap();
-        let waiter = crate::threads::spawn("waits", move || drop(ended.recv())).unwrap();
+        let waiter = crate::threads::spawn("waits", move || ended.recv().is_ok()).unwrap();
         let state = |states: &[ThreadState], name: &str| {
             let found = states.iter().find(|thread| thread.name == name);
             found.map(|thread| (thread.state, thread.sleeps_in.is_none()))
