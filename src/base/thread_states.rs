@@ -150,9 +150,13 @@ mod tests {
     fn a_thread_that_computes_is_told_from_one_that_waits() {
         static END: AtomicBool = AtomicBool::new(false);
         let (end, ended) = channel::<()>();
-        let spin = || while !END.load(Ordering::Relaxed) {};
+        let spin = || {
+            while !END.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        };
         let spinner = crate::threads::spawn("spins", spin).unwrap();
-        let waiter = crate::threads::spawn("waits", move || ended.recv().is_ok()).unwrap();
+        let waiter = crate::threads::spawn("waits", move || ended.recv().is_err()).unwrap();
         let state = |states: &[ThreadState], name: &str| {
             let found = states.iter().find(|thread| thread.name == name);
             found.map(|thread| (thread.state, thread.sleeps_in.is_none()))

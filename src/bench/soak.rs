@@ -240,7 +240,7 @@ mod tests {
         let even = summarise(&cell, &[&usual, &usual, &usual, &usual], 60.0);
         assert_eq!((note(&even), even.worst_busbw_gb_s), (None, even.busbw_gb_s));
         // A window without a turn, as when a turn is longer than a window.
-        let gap = vec![(0.1, 10), (0.0, 0), (0.1, 10)];
+        let gap = [(0.1, 10), (0.0, 0), (0.1, 10)];
         assert_eq!(summarise(&cell, &[&gap[..]; 4], 60.0).worst_from_s, 120.0);
     }
 }

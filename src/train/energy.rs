@@ -9,7 +9,6 @@ use anyhow::Result;
 use base::{Count, Moment};
 use device::Monitor;
 use launch::Device;
-use launch::rank::Rank;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -264,12 +263,6 @@ fn announce(gpus: usize, machines: usize, nodes: usize) {
     if !parts.is_empty() {
         tracing::info!("energy is measured: {}", parts.join(" and "));
     }
-}
-
-/// Reads the energy of a rank, and sums that of all: on rank 0; None on the others. A collective.
-pub fn sum_ranks(rank: &Rank, meter: &EnergyMeter, sum: &mut EnergySum) -> Result<Option<Energy>> {
-    let all = rank.gather(&meter.read())?;
-    Ok(rank.is_first().then(|| sum.add(&all)))
 }
 
 #[cfg(test)]

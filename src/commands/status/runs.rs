@@ -2,7 +2,6 @@
 
 use base::table::{Cell, Printout, Rows};
 use base::{Count, Problems, Seconds};
-use launch::live;
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,7 +14,7 @@ use train::status::{NAME, RunState, Status};
 const LEVELS: usize = 4;
 
 /// Folders of a run that are skipped: they contain no other run and are slow to list.
-const SKIPPED: [&str; 4] = ["checkpoints", "tensorboard", "failures", live::FOLDER];
+const SKIPPED: [&str; 3] = ["checkpoints", "tensorboard", "failures"];
 
 /// Folder of a run, and its status or the error of reading it.
 pub struct RunRow {

@@ -1,8 +1,8 @@
 //! Record of a run on rank 0: log lines, metrics and events of the report, and the status.
 
 use super::{Ended, Event, RunContext, RunView, StepRecord, Watcher};
-use crate::energy::{self, Energy, EnergyMeter, EnergySum};
-use crate::memory::{FullestRank, RankMemory, find_fullest};
+use crate::energy::{Energy, EnergyMeter, EnergySum, RankEnergy};
+use crate::memory::{FullestRank, RankMemory, pick_fullest};
 use crate::report::Report;
 use crate::report::metrics::Metrics;
 use crate::report::numbers::{Source, StepRow};
@@ -42,10 +42,14 @@ impl Record {
         let mut memory = None;
         let mut energy = Energy::default();
         if logged || first {
-            energy = energy::sum_ranks(run.rank, &self.meter, &mut self.sum)?.unwrap_or_default();
-            self.energy = energy;
-            memory = find_fullest(run.rank, &RankMemory::read(run.engine, monitor))?;
-            self.memory = memory;
+            let mine = (RankMemory::read(run.engine, monitor), self.meter.read());
+            let all: Vec<(RankMemory, RankEnergy)> = run.rank.gather(&mine)?;
+            let (memories, energies): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+            memory = pick_fullest(run.rank, memories);
+            if run.rank.is_first() {
+                energy = self.sum.add(&energies);
+            }
+            (self.memory, self.energy) = (memory, energy);
         }
         let Some((report, status)) = &mut self.files else { return Ok(()) };
         let health = monitor.filter(|_| logged).map(|monitor| monitor.health());
@@ -126,9 +130,9 @@ impl Watcher for Record {
 
     fn complete(&mut self, run: &RunView, _: Ended) -> anyhow::Result<()> {
         self.wait(run)?;
-        let energy = energy::sum_ranks(run.rank, &self.meter, &mut self.sum)?;
-        if let (Some((_, status)), Some(energy)) = (&mut self.files, energy) {
-            status.energy(energy, run.manifest.plan.carbon);
+        let energies = run.rank.gather(&self.meter.read())?;
+        if let Some((_, status)) = &mut self.files {
+            status.energy(self.sum.add(&energies), run.manifest.plan.carbon);
         }
         Ok(())
     }
