@@ -29,6 +29,7 @@ pub mod table;
 #[doc(hidden)]
 #[cfg(feature = "testing")]
 pub mod testing;
+mod thread_states;
 pub mod threads;
 mod units;
 mod worker;
@@ -51,6 +52,7 @@ pub use recent::push_recent;
 pub use redact::redact;
 pub use shell::shell_word;
 pub use stamp::unix_time;
+pub use thread_states::{ThreadState, thread_states};
 pub use units::{Bytes, Count, Seconds};
 pub use worker::{Worker, in_order};
 pub use wrong_input::WrongInput;

@@ -9,6 +9,7 @@
 //! | `crash_loop`, `sick_nodes` | counts of starts without progress; nodes to avoid |
 //! | `slurm`, `job_end` | Slurm's commands; the job goes back into the queue |
 //! | `run_folder`, `storage` | lock of a run's folder; waits for a full disk or a lost file server |
+//! | `live` | state of running ranks, on request |
 //! | `events`, `alerts` | record of a run's events; the user's command for them |
 //! | `messages`, `console`, `spans` | layers of `tracing`: lines for the user, spans for a trace |
 //! | `signals`, `exit` | requests by signal; exit codes |
@@ -29,6 +30,7 @@ pub mod run_folder;
 pub mod signals;
 pub mod storage;
 pub mod events;
+pub mod live;
 pub mod alerts;
 
 pub mod messages;

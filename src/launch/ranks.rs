@@ -14,11 +14,11 @@ use ::device::Dead;
 use anyhow::Context;
 use base::Problems;
 use comm::tcp::{self, Join};
-use comm::{self, Failed, LauncherEnv, RENDEZVOUS, Watchdog, World, threads};
+use comm::{self, Failed, LauncherEnv, RENDEZVOUS, Recorder, Watchdog, World, threads};
 use manifest::{Loaded, Manifest};
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
-use std::sync::Once;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -175,6 +175,14 @@ impl LocalRanks {
     /// Whether rank 0 is among these ranks. Must be called before `run`.
     pub fn has_rank0(&self) -> bool {
         self.worlds.iter().any(|(world, _)| world.rank() == 0)
+    }
+
+    /// Flight recorders of these ranks. Must be called before `run`.
+    pub fn recorders(&self) -> Vec<(usize, Arc<Recorder>)> {
+        let worlds = self.worlds.iter();
+        worlds
+            .map(|(world, _)| (world.rank(), world.recorder().clone()))
+            .collect()
     }
 
     /// Opens the device of one rank and runs `work`. The world is dropped before the device, because

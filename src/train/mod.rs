@@ -40,8 +40,10 @@ pub use watch::Ended;
 
 use anyhow::Result;
 use comm::Failed;
+use launch::live::{RankPlace, Responder};
 use launch::messages::Messages;
-use launch::{LocalRanks, crash_loop, events, job_end, sick_nodes};
+use launch::rank::Rank;
+use launch::{LocalRanks, crash_loop, events, job_end, live, sick_nodes};
 use manifest::Loaded;
 use std::ffi::OsString;
 use std::path::Path;
@@ -77,6 +79,9 @@ pub fn run(loaded: &Loaded, options: &RunOptions, messages: &Messages) -> Result
     let launched = ranks.are_processes();
     let process = start::Process::new(loaded, options, messages, tasks, &ranks)?;
     drop(clean_up); // the process listens
+    let folder = &loaded.manifest.log.folder;
+    let _responder = Responder::start(folder, &ranks.node, ranks.recorders())?;
+    let node = ranks.node.clone();
     let ended = ranks.run(&loaded.manifest, messages, |rank, device| {
         let lock = start::lock(rank, &loaded.manifest)?;
         let opened = start::open(&process, rank, device);
@@ -86,10 +91,10 @@ pub fn run(loaded: &Loaded, options: &RunOptions, messages: &Messages) -> Result
         let Some(mut run) = opened? else {
             return Ok((rank.is_first(), Ended::NothingLeft));
         };
+        announce_places(rank, folder, &node)?;
         let from = run.progress.step;
         let ended = run.train();
         run.end(&ended);
-        let folder = &loaded.manifest.log.folder;
         match &ended {
             Ok(Ended::JobEnds) if rank.is_first() => {
                 crash_loop::count_leave(folder, from..run.progress.step);
@@ -100,7 +105,7 @@ pub fn run(loaded: &Loaded, options: &RunOptions, messages: &Messages) -> Result
         Ok((rank.is_first(), ended?))
     });
     if let Err(error) = &ended {
-        note_failure(&loaded.manifest.log.folder, error, launched);
+        note_failure(folder, error, launched);
     }
     let (first, ended) = ended?;
     process.signals.suppress_message();
@@ -108,6 +113,19 @@ pub fn run(loaded: &Loaded, options: &RunOptions, messages: &Messages) -> Result
         job_end::queue_again(&loaded.manifest);
     }
     Ok(first.then_some(ended))
+}
+
+/// Writes the places of all ranks, for live reports. Without the file the run continues.
+fn announce_places(rank: &Rank, folder: &Path, node: &str) -> Result<()> {
+    let place =
+        RankPlace { node: node.into(), coord: rank.coord.name(), process: std::process::id() };
+    let places = rank.gather(&place)?;
+    if rank.is_first()
+        && let Err(error) = live::announce(folder, &places)
+    {
+        tracing::warn!("`gptrain diagnose --now` will not know the ranks: {error:#}");
+    }
+    Ok(())
 }
 
 /// Records the verdict, in the process that prints it, and the node of the rank at fault.

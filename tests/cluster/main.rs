@@ -7,6 +7,7 @@
 //! | `comm_faults` | groups of processes over TCP: killed, stopped, out of step |
 //! | `throttled` | PowerSGD between ranks that send slowly: the bytes of a step |
 //! | `bench` | `gptrain bench`: a slow node, groups of a grid, calibration of the plan |
+//! | `live` | `gptrain diagnose --now` of ranks that run, and of one that is stopped |
 //! | `run_cuda` | `gptrain run` on the software stand-in for GPUs, one and several |
 //! | `trace` | `gptrain run --trace`: the file of threads, of processes, of a run that stops or fails |
 //! | `job_end` | a run before the end of its Slurm job: stand-ins of squeue, scontrol and sbatch |
@@ -20,6 +21,7 @@ mod common;
 mod bench;
 mod comm_faults;
 mod job_end;
+mod live;
 mod rank_faults;
 mod ranks;
 mod run_cuda;

@@ -1,4 +1,7 @@
-//! `gptrain diagnose`: names the rank that stopped a failed run, from the dumps of its ranks.
+//! `gptrain diagnose`: names the rank that stopped a failed run, from the dumps of its ranks; with `--now`
+//! the rank that others wait for in a run that is running.
+
+mod now;
 
 use anyhow::Context;
 use base::input::is_there;
@@ -6,12 +9,22 @@ use base::{Seconds, number};
 use comm::{Dump, End, Event, LogLine, RankReport};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 #[derive(clap::Args)]
 pub struct Diagnose {
-    /// Folder of a failed run, or of one of its dumps: verdict.json, rank-00000.json …
+    /// Folder of a failed run, or of one of its dumps: verdict.json, rank-00000.json … With --now: of a
+    /// run that is running
     folder: PathBuf,
-    /// Also show the last messages and operations of these ranks
+    /// Ask the ranks of a running job what they do, who waits for whom, and which do not answer. Needs
+    /// write permission in the run's folder, on any machine that reaches it
+    #[arg(long)]
+    now: bool,
+    /// Time limit for the ranks' answers; the command ends as soon as all have answered
+    #[arg(long, value_name = "SECONDS", requires = "now", default_value = "10",
+          value_parser = number::whole_in(2u64..=3600))]
+    wait: u64,
+    /// Also show the last messages and operations of these ranks, and with --now their threads
     #[arg(long, value_name = "RANK", value_parser = number::whole::<usize>)]
     rank: Vec<usize>,
 }
@@ -20,6 +33,9 @@ impl Diagnose {
     /// Prints the diagnosis of a failed run or of one of its dumps, and the last messages and operations
     /// of some ranks.
     pub fn run(self) -> anyhow::Result<()> {
+        if self.now {
+            return now::diagnose(&self.folder, Duration::from_secs(self.wait), &self.rank);
+        }
         let dump = Dump::read(&dump_folder(&self.folder)?)?;
         let found = dump.diagnose();
         match (&dump.line, &found) {
@@ -42,15 +58,20 @@ impl Diagnose {
             base::say!("{}", summarize(report));
         }
         for report in self.rank.iter().filter_map(|rank| dump.ranks.get(*rank)) {
-            base::say!("\n{}", report.name());
-            for line in &report.log {
-                base::say!("{}", format_message(line));
-            }
-            for event in &report.events {
-                base::say!("{}", format_operation(event));
-            }
+            print_details(report);
         }
         Ok(())
+    }
+}
+
+/// Prints the last messages and operations of a rank.
+fn print_details(report: &RankReport) {
+    base::say!("\n{}", report.name());
+    for line in &report.log {
+        base::say!("{}", format_message(line));
+    }
+    for event in &report.events {
+        base::say!("{}", format_operation(event));
     }
 }
 
