@@ -64,6 +64,8 @@ pub trait Monitor: Send {
     fn health(&self) -> Health;
     /// Reads the present memory; some milliseconds.
     fn memory(&self) -> DeviceMemory;
+    /// Joules of the GPU since its driver was loaded; None if it does not count them.
+    fn energy(&self) -> Option<f64>;
     /// Reads the present faults; some milliseconds.
     fn faults(&self) -> Faults;
 }

@@ -84,6 +84,10 @@ Plan(raw) {
     price: f64, in 0.0..=1e6;
     /// Budget of the whole run, in the price's currency.
     budget: f64, in 0.0..=1e15;
+    /// CO₂ of the electricity, in g per kWh (the world's mean was 475 in 2018; France's 57), times the
+    /// site's PUE if it is to count: with it the log shows kg of CO₂, where energy is measured. Default:
+    /// unknown.
+    carbon: f64, in 0.0..=1e5;
     /// Share of the wall-clock time in which the run makes progress. Default: 1.
     availability: f64, in 0.01..=1.0;
 }

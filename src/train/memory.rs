@@ -47,13 +47,17 @@ impl RankMemory {
 
 /// Fullest rank, on rank 0; None on the others. A collective.
 pub fn find_fullest(rank: &Rank, mine: &RankMemory) -> anyhow::Result<Option<FullestRank>> {
-    let all = rank.gather(mine)?;
+    Ok(pick_fullest(rank, rank.gather(mine)?))
+}
+
+/// Fullest of all ranks, given by rank. None if there are none.
+pub fn pick_fullest(rank: &Rank, all: Vec<RankMemory>) -> Option<FullestRank> {
     let fullest = all
         .into_iter()
         .enumerate()
         .max_by_key(|(number, memory)| (memory.on_device(), usize::MAX - number));
-    Ok(fullest.map(|(number, memory)| {
+    fullest.map(|(number, memory)| {
         let stage = rank.grid.coord(number)[Axis::Pipeline];
         FullestRank { rank: number, stage, memory }
-    }))
+    })
 }

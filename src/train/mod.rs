@@ -8,6 +8,7 @@ mod watch;
 pub mod trace;
 
 pub mod changed_settings;
+pub mod energy;
 mod fetch;
 mod mirror;
 mod preflight;

@@ -5,6 +5,7 @@ mod announce;
 mod plan;
 pub mod probe;
 
+use super::energy::{Energy, EnergyMeter};
 use super::file_checks::{check_files, check_run_folder};
 use super::gpu_faults::GpuFaults;
 use super::loader::{DataShard, Loader};
@@ -207,6 +208,10 @@ fn open_run<'a>(
     let storage = Storage::for_run(m);
     let mirror = open_mirror(rank, m, &state)?;
     let saver = open_saver(rank, m, &engine, state, &storage, mirror.as_ref().map(Mirror::queue))?;
+    // Before the lines of repeated steps are dropped: their energy is spent.
+    let is_continued = rank.is_first() && progress.step > 0;
+    let spent = if is_continued { status::spent_energy(&m.log.folder) } else { Energy::default() };
+    let meter = rank.run_phase("reading energy", || EnergyMeter::start(device))?;
     let files = open_report(process, rank, from, progress, &storage)?;
     let steps = m.step_samples();
     let shard = DataShard::for_rank(rank, m);
@@ -229,7 +234,7 @@ fn open_run<'a>(
         Box::new(Periodic("replicas", m.train.audit_interval, watch::compare)),
         Box::new(Periodic("evaluation", m.train.eval_interval, watch::evaluate)),
         Box::new(saver),
-        Box::new(Record::new(files)),
+        Box::new(Record::new(files, meter, spent)),
         Box::new(mirror),
         Box::new(process.trace.as_ref()),
     ]);

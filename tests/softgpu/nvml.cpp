@@ -1,6 +1,7 @@
 // Part of NVML that gptrain calls: every GPU has the same clock, power and temperature, and the faults
-// of SOFTGPU_FAULTS: ecc=N (errors, after the first poll), pending, failed, lost, and xid=N, any number
-// of times. For tests only.
+// of SOFTGPU_FAULTS: ecc=N (errors, after the first poll), pending, failed, lost, uncounted (it does not
+// count its energy), and xid=N, any number of times. For tests only.
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -28,6 +29,13 @@ API nvmlDeviceGetClockInfo(void*, int type, unsigned* mhz) {
 }
 API nvmlDeviceGetPowerUsage(void*, unsigned* milliwatts) {
     *milliwatts = 250500;
+    return 0;
+}
+// 250.5 W of the system's time: millijoules.
+API nvmlDeviceGetTotalEnergyConsumption(void*, unsigned long long* millijoules) {
+    if (fault("uncounted")) return 3; // NVML_ERROR_NOT_SUPPORTED
+    std::chrono::duration<double> now = std::chrono::steady_clock::now().time_since_epoch();
+    *millijoules = (unsigned long long)(now.count() * 250500);
     return 0;
 }
 API nvmlDeviceGetTemperature(void*, int sensor, unsigned* celsius) {

@@ -63,6 +63,7 @@ const NOT_AVAILABLE: c_ulonglong = c_ulonglong::MAX;
 
 type ReadMemory = unsafe extern "C" fn(Handle, *mut MemoryInfo) -> c_int;
 type ListProcesses = unsafe extern "C" fn(Handle, *mut c_uint, *mut ProcessInfo) -> c_int;
+type ReadEnergy = unsafe extern "C" fn(Handle, *mut c_ulonglong) -> c_int;
 type CountEcc = unsafe extern "C" fn(Handle, c_int, c_int, *mut c_ulonglong) -> c_int;
 type CountRows =
     unsafe extern "C" fn(Handle, *mut c_uint, *mut c_uint, *mut c_uint, *mut c_uint) -> c_int;
@@ -86,6 +87,7 @@ pub struct NvmlMonitor {
     /// None if this NVML lacks the function.
     memory: Option<ReadMemory>,
     processes: Option<ListProcesses>,
+    energy: Option<ReadEnergy>,
     counters: Counters,
     /// Never closed: NVML is in use to the end of the process.
     _library: Library,
@@ -125,6 +127,7 @@ impl NvmlMonitor {
                 memory: symbol("nvmlDeviceGetMemoryInfo_v2").map(|found| found.cast()),
                 processes: symbol("nvmlDeviceGetComputeRunningProcesses_v3")
                     .map(|found| found.cast()),
+                energy: symbol("nvmlDeviceGetTotalEnergyConsumption").map(|found| found.cast()),
                 counters: Counters::new(gpu, &symbol),
                 _library: library,
             }
@@ -162,6 +165,13 @@ impl NvmlMonitor {
 impl Monitor for NvmlMonitor {
     fn memory(&self) -> DeviceMemory {
         DeviceMemory { process: self.process_memory(), driver: self.driver_memory() }
+    }
+
+    fn energy(&self) -> Option<f64> {
+        let mut millijoules = 0;
+        // SAFETY: the handle is NVML's; an unsigned long long is written to the live variable.
+        let code = unsafe { self.energy?(self.gpu, &mut millijoules) };
+        (code == 0).then_some(millijoules as f64 / 1e3)
     }
 
     fn faults(&self) -> Faults {

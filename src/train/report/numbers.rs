@@ -3,6 +3,7 @@
 //! the code that measures it.
 
 use super::RunInfo;
+use crate::energy::Energy;
 use crate::memory::FullestRank;
 use base::null_is_nan;
 use base::svg::{Scale, Stroke, short_number};
@@ -35,6 +36,8 @@ pub struct Source<'a> {
     pub gpu: Health,
     /// Memory of the fullest rank, at a log line and at the first step.
     pub memory: Option<FullestRank>,
+    /// Energy of the run until now, at a log line and at the first step.
+    pub energy: Energy,
 }
 
 impl Source<'_> {
@@ -405,6 +408,39 @@ numbers! { source =>
         Short(65, "stage {}", LastStep, Fixed(0)),
         Status,
         Text("stage {}", Fixed(0)),
+    ];
+
+    /// Energy of the ranks' GPUs since the run's start, at a log line, if NVML reports it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    gpu_kwh: Option<f64> = source.energy.gpu, "kWh", [
+        Line(240, "GPU energy (kWh)", LastStep, Fixed(4)),
+        Curve("energy/GPUs kWh"),
+        Last("energy of GPUs, kWh", Digits),
+        Status,
+        Text("GPUs {} kWh", Digits),
+        Prometheus("gpu_kwh", "counter", "Energy of the GPUs, in kWh"),
+    ];
+
+    /// Energy of the processors of the ranks' nodes since the run's start, at a log line, if they report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cpu_kwh: Option<f64> = source.energy.cpu, "kWh", [
+        Line(245, "CPU energy (kWh)", LastStep, Fixed(4)),
+        Curve("energy/CPUs kWh"),
+        Last("energy of CPUs, kWh", Digits),
+        Status,
+        Text("CPUs {} kWh", Digits),
+        Prometheus("cpu_kwh", "counter", "Energy of the processors of the nodes, in kWh"),
+    ];
+
+    /// CO₂ of this energy, with `plan.carbon`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    co2_kg: Option<f64> = source.energy.co2_kg(source.manifest.plan.carbon), "kg", [
+        Line(250, "CO2 (kg)", LastStep, Fixed(4)),
+        Curve("energy/CO2 kg"),
+        Last("CO₂, kg", Digits),
+        Status,
+        Text("CO₂ {} kg", Digits),
+        Prometheus("co2_kg", "counter", "CO2 of the energy, in kg"),
     ];
 }
 

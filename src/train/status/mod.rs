@@ -7,6 +7,7 @@ mod state;
 
 pub use state::{COMPLETE, FAILED, LastStep, NAME, REACHED, RunState, Status};
 
+use super::energy::Energy;
 use super::report::metrics::Metrics;
 use super::report::numbers::StepRow;
 use anyhow::Result;
@@ -117,6 +118,17 @@ pub fn last_start(folder: &Path) -> Option<Status> {
     Some(last)
 }
 
+/// Energy that the processes of the run in `folder` have spent, by its last record of it.
+pub fn spent_energy(folder: &Path) -> Energy {
+    let rows = Metrics::read(folder).map_or(Vec::new(), |metrics| metrics.steps);
+    let status = Status::read(folder).ok().map(|status| status.last.0);
+    let last = |kwh: fn(&StepRow) -> Option<f64>| {
+        let recorded = rows.iter().chain(&status).filter_map(kwh);
+        recorded.max_by(f64::total_cmp)
+    };
+    Energy { gpu: last(|row| row.gpu_kwh), cpu: last(|row| row.cpu_kwh) }
+}
+
 /// Seconds of a run between its ends and starts, including those since its last step. The time in
 /// which a supervisor restarts ranks counts as lost, not as away.
 fn away_seconds(before: &Status, now: f64) -> f64 {
@@ -221,6 +233,14 @@ impl StatusWriter {
         if let Some(table) = &mut self.shared.lock().parts {
             table.set_measured(Part::Save, each_step);
         }
+    }
+
+    /// Sets the energy of the run, whose electricity has `carbon` g of CO₂ per kWh.
+    pub fn energy(&mut self, energy: Energy, carbon: Option<f64>) {
+        let last = &mut self.shared.lock().last.0;
+        last.gpu_kwh = energy.gpu;
+        last.cpu_kwh = energy.cpu;
+        last.co2_kg = energy.co2_kg(carbon);
     }
 
     /// Records a rollback; `useful_s` is the time of the steps that still count.

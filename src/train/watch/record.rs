@@ -1,7 +1,8 @@
 //! Record of a run on rank 0: log lines, metrics and events of the report, and the status.
 
 use super::{Ended, Event, RunContext, RunView, StepRecord, Watcher};
-use crate::memory::{FullestRank, RankMemory, find_fullest};
+use crate::energy::{Energy, EnergyMeter, EnergySum, RankEnergy};
+use crate::memory::{FullestRank, RankMemory, pick_fullest};
 use crate::report::Report;
 use crate::report::metrics::Metrics;
 use crate::report::numbers::{Source, StepRow};
@@ -19,11 +20,17 @@ pub struct Record {
     begun: bool,
     /// Last reading of the ranks' memory.
     memory: Option<FullestRank>,
+    meter: EnergyMeter,
+    /// Sum of the ranks' energy on rank 0, and its last reading.
+    sum: EnergySum,
+    energy: Energy,
 }
 
 impl Record {
-    pub fn new(files: Option<(Report, StatusWriter)>) -> Record {
-        Record { files, begun: false, memory: None }
+    /// `spent` is the energy of the run's earlier processes.
+    pub fn new(files: Option<(Report, StatusWriter)>, meter: EnergyMeter, spent: Energy) -> Record {
+        let sum = EnergySum::new(spent);
+        Record { files, begun: false, memory: None, meter, sum, energy: Energy::default() }
     }
 
     /// Records a step. At a log line and at the first step, a collective.
@@ -33,17 +40,25 @@ impl Record {
         let logged = done.step.is_multiple_of(manifest.log.interval);
         let monitor = run.monitor.as_deref();
         let mut memory = None;
+        let mut energy = Energy::default();
         if logged || first {
-            memory = find_fullest(run.rank, &RankMemory::read(run.engine, monitor))?;
-            self.memory = memory;
+            let mine = (RankMemory::read(run.engine, monitor), self.meter.read());
+            let all: Vec<(RankMemory, RankEnergy)> = run.rank.gather(&mine)?;
+            let (memories, energies): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+            memory = pick_fullest(run.rank, memories);
+            if run.rank.is_first() {
+                energy = self.sum.add(&energies);
+            }
+            (self.memory, self.energy) = (memory, energy);
         }
         let Some((report, status)) = &mut self.files else { return Ok(()) };
         let health = monitor.filter(|_| logged).map(|monitor| monitor.health());
         let gpu = health.unwrap_or_default();
-        let row = StepRow::new(&Source { manifest, done, gpu, memory });
+        let row = StepRow::new(&Source { manifest, done, gpu, memory, energy });
         report.step(&row)?;
         // The status has the last reading until the next one.
-        status.step(&StepRow::new(&Source { manifest, done, gpu, memory: self.memory }));
+        let last = Source { manifest, done, gpu, memory: self.memory, energy: self.energy };
+        status.step(&StepRow::new(&last));
         if first {
             foretell(run.cx, &row);
         }
@@ -114,7 +129,12 @@ impl Watcher for Record {
     }
 
     fn complete(&mut self, run: &RunView, _: Ended) -> anyhow::Result<()> {
-        self.wait(run)
+        self.wait(run)?;
+        let energies = run.rank.gather(&self.meter.read())?;
+        if let Some((_, status)) = &mut self.files {
+            status.energy(self.sum.add(&energies), run.manifest.plan.carbon);
+        }
+        Ok(())
     }
 
     fn finish(&mut self, _: &RunView, how: &str) {

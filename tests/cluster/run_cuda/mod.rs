@@ -1,6 +1,7 @@
 //! `gptrain run` on the software stand-in for a GPU: trains as the CPU does, resumes bit for bit,
 //! and reports missing parts; on several, as threads and as processes; and their failures.
 
+mod energy;
 mod failures;
 mod faults;
 mod local;
