@@ -29,7 +29,7 @@ const BATCH: usize = 5;
 
 /// Measured operation of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Op {
+pub(super) enum Op {
     AllReduce,
     ReduceScatter,
     AllGather,
@@ -38,9 +38,9 @@ enum Op {
 }
 
 impl Op {
-    const ALL: [Op; 4] = [Op::AllReduce, Op::ReduceScatter, Op::AllGather, Op::SendRecv];
+    pub(super) const ALL: [Op; 4] = [Op::AllReduce, Op::ReduceScatter, Op::AllGather, Op::SendRecv];
 
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Op::AllReduce => "all_reduce",
             Op::ReduceScatter => "reduce_scatter",
@@ -61,21 +61,21 @@ impl Op {
 }
 
 /// algbw and busbw in GB/s of an op on an array of `bytes` among n ranks.
-fn bandwidths(op: Op, n: usize, bytes: u64, seconds: f64) -> (f64, f64) {
+pub(super) fn bandwidths(op: Op, n: usize, bytes: u64, seconds: f64) -> (f64, f64) {
     let algbw = bytes as f64 / seconds / 1e9;
     (algbw, algbw * op.bus_factor(n))
 }
 
 /// Groups of one kind.
-struct Kind {
-    name: &'static str,
+pub(super) struct Kind {
+    pub name: &'static str,
     /// World ranks of each group.
-    groups: Vec<Vec<usize>>,
-    ops: &'static [Op],
+    pub groups: Vec<Vec<usize>>,
+    pub ops: &'static [Op],
     /// Group of this rank.
-    group: Box<dyn Group>,
+    pub group: Box<dyn Group>,
     /// Whether messages form a ring: the last rank sends to the first.
-    ring: bool,
+    pub ring: bool,
 }
 
 pub struct Groups {
@@ -86,7 +86,7 @@ pub struct Groups {
 /// Measures every op of every kind of group, from the smallest size up while time permits. The rows
 /// are equal on every rank.
 pub fn measure(bench: &BenchRank, scratch: &Scratch, factory: &GroupFactory) -> Result<Groups> {
-    let (kinds, mut notes) = kinds(bench, factory);
+    let (kinds, mut notes) = kinds(bench, factory, "bench");
     if kinds.is_empty() {
         return Ok(Groups { rows: Vec::new(), notes });
     }
@@ -145,8 +145,12 @@ pub fn measure(bench: &BenchRank, scratch: &Scratch, factory: &GroupFactory) -> 
     Ok(Groups { rows, notes })
 }
 
-/// Groups of the grid, and the world if it is another group.
-fn kinds(bench: &BenchRank, factory: &GroupFactory) -> (Vec<Kind>, Vec<String>) {
+/// Groups of the grid, and the world if it is another group. Their names begin with `prefix`.
+pub(super) fn kinds(
+    bench: &BenchRank,
+    factory: &GroupFactory,
+    prefix: &str,
+) -> (Vec<Kind>, Vec<String>) {
     let (grid, at, world) = (bench.rank.grid, bench.rank.coord, bench.rank.grid.size());
     let all_ranks = || (0..world).collect::<Vec<usize>>();
     let every = |axes: &[Axis]| {
@@ -159,7 +163,7 @@ fn kinds(bench: &BenchRank, factory: &GroupFactory) -> (Vec<Kind>, Vec<String>) 
     let mut kinds = Vec::new();
     let mut add = |name, groups: Vec<Vec<usize>>, mine: Vec<usize>, ops, ring| {
         if mine.len() > 1 {
-            let group = factory.group(&format!("bench {name}"), &mine);
+            let group = factory.group(&format!("{prefix} {name}"), &mine);
             kinds.push(Kind { name, groups, ops, group, ring });
         }
     };
@@ -205,7 +209,7 @@ fn repeats(known: Option<(u64, f64)>, bytes: u64, budget: f64) -> usize {
 }
 
 /// Times an op on this rank.
-fn time_op(
+pub(super) fn time_op(
     bench: &BenchRank,
     scratch: &Scratch,
     kind: &Kind,

@@ -1,7 +1,8 @@
 //! Check of the machine before a run: whether it is idle (`busy`), the speed of each rank alone
 //! (`products`, `copies`, `files`), of the groups of the real grid (`collectives`), and of pairs of
-//! nodes (`tournament`). `outliers` identifies slow ranks from the figures alone; `print` reports
-//! them.
+//! nodes (`tournament`); on request the collectives of a step for a longer time (`soak`). `outliers`
+//! identifies slow ranks from the figures alone, `history` what changed since an earlier measurement;
+//! `print` reports them.
 //!
 //! All ranks measure at once, as in training. Every measurement is the best of several, in a fixed
 //! share of the time: 60 s, or 10 s for a quick check. If ranks must choose alike (rows, sizes,
@@ -12,11 +13,13 @@ mod busy;
 mod collectives;
 mod copies;
 mod files;
+pub mod history;
 mod ops;
 mod outliers;
 pub mod print;
 mod products;
 mod scratch;
+mod soak;
 mod tournament;
 
 use anyhow::Result;
@@ -36,6 +39,8 @@ pub struct BenchOptions {
     pub quick: bool,
     /// Overrides the default tolerance below the median (see `outliers`).
     pub tolerance: Option<f64>,
+    /// Seconds for which the collectives of a step are repeated at the end.
+    pub soak: Option<f64>,
 }
 
 /// Result of a process.
@@ -93,6 +98,10 @@ fn measure(bench: &BenchRank) -> Result<Outcome> {
     let factory = bench.device.group_factory(bench.rank.world(), bench.m)?;
     let groups = collectives::measure(bench, &scratch, &factory)?;
     let pairs = tournament::measure(bench, &scratch, &factory)?;
+    let soaked = match bench.options.soak {
+        Some(seconds) => soak::measure(bench, &scratch, &factory, seconds)?,
+        None => soak::Soak::default(),
+    };
     bench.done();
     let direct = factory.is_direct();
     let measured = bench.rank.is_first().then(|| {
@@ -112,7 +121,9 @@ fn measure(bench: &BenchRank) -> Result<Outcome> {
             units: pairs.units_are.into(),
             pairs: pairs.rows(),
             slow,
-            notes: [busy, groups.notes, pairs.notes()].concat(),
+            notes: [busy, groups.notes, pairs.notes(), soaked.notes].concat(),
+            changes: Vec::new(),
+            soak: soaked.rows,
             ranks,
         }
     });

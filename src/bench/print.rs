@@ -1,10 +1,10 @@
 //! Figures as tables, and the sentences about slow units.
 
 use super::outliers::Findings;
-use base::table::{Cell, Printout, Table};
-use base::{Bytes, Count};
+use base::table::{Cell, Printout, Rows, Table};
+use base::{Bytes, Count, Seconds};
 use estimate::measured::{
-    GroupSpeed, LATENCY_BYTES, Measured, PairSpeed, Product, RankSpeeds, Slow,
+    GroupSpeed, LATENCY_BYTES, Measured, PairSpeed, Product, RankSpeeds, Slow, SoakSpeed,
 };
 use plan::robust::median;
 use std::collections::BTreeSet;
@@ -32,6 +32,9 @@ pub fn printout(m: &Measured) -> Printout {
     out.table(compute(&m.ranks));
     out.table(groups(&m.groups));
     pairs(m, &mut out);
+    if !m.soak.is_empty() {
+        out.table(soak(&m.soak));
+    }
     out.line("");
     for note in &m.notes {
         out.line(format!("note: {note}"));
@@ -79,7 +82,7 @@ fn shape(one: &Product) -> String {
 }
 
 /// Three digits, or two for very small numbers.
-fn number(value: f64) -> String {
+pub fn number(value: f64) -> String {
     match value {
         100.0.. => format!("{value:.0}"),
         10.0.. => format!("{value:.1}"),
@@ -119,6 +122,23 @@ fn groups(rows: &[GroupSpeed]) -> Table {
     }
     let titles = ["", "", "size", "time", "algbw", "busbw", "slowest ranks"];
     Table::from_cells(titles, table).titled("Groups, all of a kind at once; bandwidths in GB/s")
+}
+
+/// Mean and worst window of each collective of a step.
+fn soak(rows: &[SoakSpeed]) -> Table {
+    let window = Seconds(rows[0].window_s);
+    Rows::new(rows)
+        .column("group", "group", |row| row.group.clone())
+        .column("op", "op", |row| row.op.clone())
+        .column("size", "bytes", |row| Cell::new(row.bytes, Bytes(row.bytes).to_string()))
+        .column("mean", "busbw_gb_s", |row| cell(row.busbw_gb_s))
+        .column("worst", "worst_busbw_gb_s", |row| cell(row.worst_busbw_gb_s))
+        .text("of the mean", |row| Cell::percent(row.worst_busbw_gb_s / row.busbw_gb_s))
+        .column("from", "worst_from_s", |row| {
+            Cell::new(row.worst_from_s, Seconds(row.worst_from_s).to_string())
+        })
+        .text("ranks", |row| list_ranks(&row.slowest))
+        .titled(format!("Soak: busbw in GB/s, the mean and the worst {window}"))
 }
 
 /// For example "17.3 µs", "2.15 ms".

@@ -33,6 +33,47 @@ pub struct Measured {
     pub slow: Vec<Slow>,
     /// Measurements that are missing, and the reason.
     pub notes: Vec<String>,
+    /// Figures that differ from an earlier measurement (`--since`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<Change>,
+    /// Collectives of a step, repeated for some time (`--soak`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub soak: Vec<SoakSpeed>,
+}
+
+/// Figure that differs from an earlier measurement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Change {
+    /// Node, pair of nodes, or group.
+    pub who: String,
+    /// For example "links".
+    pub what: String,
+    pub then: f64,
+    pub now: f64,
+    /// "GB/s" or "TFLOP/s".
+    pub unit: String,
+}
+
+/// Speed of a collective that was repeated for some time; bandwidths in GB/s, of the slowest group.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SoakSpeed {
+    /// Kind of group: "tensor", "pipeline edge" or "data".
+    pub group: String,
+    pub op: String,
+    /// Bytes of the whole array, or of a message: those of a step.
+    pub bytes: u64,
+    /// Ranks of a group.
+    pub size: usize,
+    /// Mean, and that of the worst window.
+    pub busbw_gb_s: f64,
+    pub worst_busbw_gb_s: f64,
+    /// Seconds of a window, and from the start of the soak to the worst one.
+    pub window_s: f64,
+    pub worst_from_s: f64,
+    /// Ranks of the world in the group that was slowest in the worst window.
+    pub slowest: Vec<usize>,
 }
 
 /// Local measurements of a rank, made on all ranks at once. GB are 10⁹ bytes.

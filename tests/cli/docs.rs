@@ -127,6 +127,8 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("cluster.md", "srun -n 8 --kill-on-bad-exit=1 gptrain run", "Slurm: tests/cluster"),
     ("cluster.md", "gptrain bench", "a minute on an idle machine: tests/cluster/bench.rs"),
     ("cluster.md", "srun --kill-on-bad-exit=1 gptrain bench", "the same"),
+    ("cluster.md", "srun -n 8 gptrain bench mine.yaml --quick --history", "the same"),
+    ("cluster.md", "srun -n 8 gptrain bench mine.yaml --quick --set-env", "the same"),
     ("cluster.md", "srun --kill-on-bad-exit=0 gptrain run", "tests/cluster/restart.rs"),
     ("development.md", "GPTRAIN_ATTACK_SECONDS", "CI runs it"),
     ("development.md", "GPTRAIN_EVERY_FAULT=1", "the suite runs a part of it"),

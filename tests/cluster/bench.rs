@@ -139,6 +139,115 @@ fn a_grid_of_threads_is_measured_and_calibrates_its_plan() {
         .expect(2, &["bench.json: is not a document of gptrain bench"]);
 }
 
+/// A step's collectives at its sizes. Two seconds have windows of a fifth of a second.
+#[test]
+fn a_soak_gives_the_worst_window_beside_the_mean() {
+    let lab = Lab::new();
+    let grid = ["--set", "topology={tensor: 2, pipeline: 2, data: 2}", "--soak", "2s"];
+    let args = [&["bench", "run.yaml", "--quick", "--tolerance=0.99"], &grid[..]].concat();
+    let done = lab.gptrain(&[&args[..], &["--json"]].concat());
+    assert!([Some(0), Some(5)].contains(&done.code) && done.err.is_empty(), "{}", done.err);
+    let soak = document(&done).soak;
+    let cells: Vec<(&str, &str, u64)> = soak
+        .iter()
+        .map(|row| (row.group.as_str(), row.op.as_str(), row.bytes))
+        .collect();
+    // Two samples of 16 tokens, 32 wide, in f32; half of a block's matrices.
+    let expected = [
+        ("tensor", "all_reduce", 2 * 16 * 32 * 4),
+        ("pipeline edge", "send_recv", 2 * 16 * 32 * 4),
+        ("data", "all_reduce", 12 * 32 * 32 / 2 * 4),
+    ];
+    assert_eq!(cells, expected);
+    for row in &soak {
+        assert!(row.busbw_gb_s > 0.0 && row.worst_busbw_gb_s <= row.busbw_gb_s * (1.0 + 1e-9));
+        assert!((row.window_s - 0.2).abs() < 1e-9 && row.worst_from_s < 2.0, "{row:?}");
+        assert_eq!((row.size, row.slowest.len()), (2, 2), "{row:?}");
+    }
+    let table = lab.gptrain(&args).out;
+    assert!(table.contains("Soak: busbw in GB/s, the mean and the worst "), "{table}");
+}
+
+/// Three nodes, of which one sends at a thousandth of its rate in the second measurement.
+#[test]
+fn a_history_names_the_node_whose_links_have_changed() {
+    const WORLD: usize = 3;
+    let lab = Lab::new();
+    let measure = |limit: Option<&str>, more: &[&str]| {
+        let grid = ["--set", "topology.data=3", "--set", "batch.global=6", "--tolerance=0.95"];
+        let kept = ["--history", "history.jsonl"];
+        let args = [&["bench", "run.yaml", "--quick"], &grid[..], &kept[..], more].concat();
+        let port = free_port();
+        let start = |rank: usize| {
+            let mut command = task(&lab, rank, WORLD, port, &args);
+            command.envs(limit.filter(|_| rank == 2).map(|limit| (SEND_LIMIT, limit)));
+            command.spawn().unwrap()
+        };
+        let mut ended = Ranks { children: (0..WORLD).map(start).collect() }.end(0..WORLD);
+        assert!(ended.iter().all(|done| done.err.is_empty()), "{}", ended[0].err);
+        ended.swap_remove(0)
+    };
+    let first = measure(None, &["--since", "7d"]);
+    let yet = "note: the history has no measurement of run on 3 ranks in f32 yet";
+    assert!(first.out.contains(yet), "{}", first.out);
+    let second = measure(Some("3e5"), &["--since", "7d"]);
+    assert_eq!(second.code, Some(5), "{}", second.out);
+    let named = |line: &&str| line.starts_with("links of n2 −9") && line.contains(" % since 20");
+    assert_eq!(second.out.lines().filter(named).count(), 1, "{}", second.out);
+    // The document has the figures; the newest of the history is the slow one.
+    fs::write(lab.path("then.json"), document_of_last(&lab)).unwrap();
+    let third = document(&measure(None, &["--since", "then.json", "--json"]));
+    let change = third
+        .changes
+        .iter()
+        .find(|change| change.who == "n2" && change.what == "links");
+    let change = change.unwrap_or_else(|| panic!("{:?}", third.changes));
+    assert!(change.then <= 3e-4 && change.now > change.then, "{change:?}");
+    let lines = fs::read_to_string(lab.path("history.jsonl")).unwrap();
+    assert_eq!(lines.lines().count(), 3);
+}
+
+/// Document of the last line of history.jsonl.
+fn document_of_last(lab: &Lab) -> String {
+    let lines = fs::read_to_string(lab.path("history.jsonl")).unwrap();
+    let last: serde_json::Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
+    last["bench"].to_string()
+}
+
+/// Two nodes, one after another: with the usual rate, a limit, and a value that is refused.
+#[test]
+fn values_of_a_variable_are_measured_in_processes_of_their_own() {
+    let (lab, port) = (Lab::new(), free_port());
+    let variable = format!("{SEND_LIMIT}=,3e5,x");
+    let grid = ["--set", "topology.data=2", "--set", "batch.global=4", "--json"];
+    let args = [&["bench", "run.yaml", "--quick", "--set-env", &variable][..], &grid[..]].concat();
+    let start = |rank: usize| task(&lab, rank, 2, port, &args).spawn().unwrap();
+    let ended = Ranks { children: (0..2).map(start).collect() }.end(0..2);
+    let codes: Vec<_> = ended.iter().map(|done| done.code).collect();
+    assert_eq!(codes, [Some(0), Some(0)], "{}", ended[0].err);
+    assert!(ended[1].out.is_empty(), "one rank speaks");
+    let printed: serde_json::Value = serde_json::from_str(&ended[0].out).unwrap();
+    let variants = printed["variants"].as_array().unwrap();
+    let values: Vec<Option<&str>> = variants
+        .iter()
+        .map(|one| one["env"][SEND_LIMIT].as_str())
+        .collect();
+    assert_eq!(values, [None, Some("3e5"), Some("x")]);
+    let rate = |one: &serde_json::Value| {
+        let found = Measured::read(&one["bench"].to_string(), "a variant").unwrap();
+        found.pairs[0].gb_s
+    };
+    assert!(rate(&variants[1]) <= 3e-4 && rate(&variants[0]) > rate(&variants[1]));
+    assert!(
+        variants[2]["failure"]
+            .as_str()
+            .unwrap()
+            .contains("exit status: 2"),
+        "{printed}"
+    );
+    assert!(ended[0].err.contains("is not a number of bytes per second"), "{}", ended[0].err);
+}
+
 #[test]
 fn one_rank_without_a_manifest_prints_a_table() {
     let lab = Lab::new();
@@ -162,6 +271,15 @@ fn mistakes_are_told() {
         .expect(2, &["a share is a number from 0 to 1"]);
     lab.gptrain(&["bench", "none.yaml"])
         .expect(2, &["none.yaml", "there is no such file"]);
+    for (option, said) in [
+        ("--since=7d", "add --history FILE"),
+        ("--since=yesterday", "2026-11-24T08:30 (UTC)"),
+        ("--soak=10", "a duration is written as 90s, 10m, 36h or 7d"),
+        ("--set-env=NCCL_ALGO", "write NAME=VALUE,VALUE"),
+    ] {
+        lab.gptrain(&["bench", "run.yaml", option])
+            .expect(2, &[said]);
+    }
     fs::write(lab.path("runs"), "").unwrap();
     lab.gptrain(&["bench", "run.yaml", "--quick"])
         .expect(1, &["making runs/a"]);

@@ -208,7 +208,7 @@ fn count(values: &[&str], value: &str) -> usize {
 }
 
 /// Splits at commas outside brackets, braces and quotes.
-fn split_values(values: &str) -> Vec<&str> {
+pub fn split_values(values: &str) -> Vec<&str> {
     let mut parts = Vec::new();
     let mut begin = 0;
     let mut depth = 0;

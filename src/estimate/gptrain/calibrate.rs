@@ -328,6 +328,8 @@ train: {samples: 800}
             pairs: Vec::new(),
             slow: Vec::new(),
             notes: Vec::new(),
+            changes: Vec::new(),
+            soak: Vec::new(),
         }
     }
 
