@@ -1,4 +1,4 @@
-//! Reads training logs: those of Megatron, Megatron-DeepSpeed and gptrain, and gptrain's
+//! Reads training logs: those of Megatron, Megatron-DeepSpeed, DeepSpeed and gptrain, and gptrain's
 //! `metrics.jsonl`.
 
 use super::parts::PartTable;
@@ -49,11 +49,15 @@ struct Metrics {
     global_batch: usize,
 }
 
-/// Seconds of a step, and its batch if the line has it.
-fn read_line(line: &str) -> Option<(f64, Option<usize>)> {
+/// Seconds of a step, and its batch if the line has it. DeepSpeed prints samples per second, of `global`
+/// samples.
+fn read_line(line: &str, global: usize) -> Option<(f64, Option<usize>)> {
     if line.starts_with('{') {
         let Metrics { sec, global_batch } = serde_json::from_str(line).ok()?;
         return Some((sec, Some(global_batch)));
+    }
+    if let Some(rate) = field(line, "CurrSamplesPerSec=") {
+        return Some((global as f64 / rate, None));
     }
     let batch = field(line, "global batch size:").map(|batch| batch as usize);
     Some((seconds(line)?, batch))
@@ -76,9 +80,10 @@ pub fn read(text: &str, name: &str, setup: &Setup) -> Result<Log, Problems> {
             parts = serde_json::from_str(line).ok().or(parts);
             continue;
         }
-        let Some((seconds, batch)) = read_line(line) else { continue };
+        let Some((seconds, batch)) = read_line(line, setup.global) else { continue };
         let batch = batch.unwrap_or(setup.global);
-        let tflops = field(line, "TFLOPs:");
+        let tflops =
+            field(line, "TFLOPs:").or_else(|| field(line, "throughput per GPU (TFLOP/s/GPU):"));
         let memory_gb = field(line, "device reserved (MB):").map(|mb| mb / 1000.0);
         let step = Step { line: number + 1, seconds, memory_gb, tflops };
         batches.entry(batch).or_default().push(step);
@@ -110,6 +115,33 @@ pub fn read(text: &str, name: &str, setup: &Setup) -> Result<Log, Problems> {
             .extend(steps.chunks(each).map(|steps| medians(steps, batch)));
     }
     Ok(log)
+}
+
+/// Place of a run in its log: the last step's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogEnd {
+    pub step: u64,
+    pub samples: Option<u64>,
+}
+
+/// Last step of a log; None if no line has its number.
+pub fn end(text: &str) -> Option<LogEnd> {
+    text.lines().rev().find_map(|line| {
+        let count = |name: &str| field(line, name).map(|count| count as u64);
+        if line.starts_with('{') {
+            let row: serde_json::Value = serde_json::from_str(line).ok()?;
+            row.get("sec")?;
+            return Some(LogEnd {
+                step: row["step"].as_u64()?,
+                samples: row["consumed_samples"].as_u64(),
+            });
+        }
+        let (_, rest) = line
+            .split_once("iteration")
+            .filter(|_| seconds(line).is_some())?;
+        let step = rest.trim_start().split('/').next()?.trim().parse().ok()?;
+        Some(LogEnd { step, samples: count("consumed samples:") })
+    })
 }
 
 /// Medians of consecutive steps of one batch.
@@ -152,7 +184,7 @@ fn seconds(line: &str) -> Option<f64> {
 /// Number after a name.
 fn field(line: &str, name: &str) -> Option<f64> {
     let rest = line.split_once(name)?.1.trim_start();
-    rest.split(|c: char| c == '|' || c.is_whitespace())
+    rest.split(|c: char| c == '|' || c == ',' || c.is_whitespace())
         .next()?
         .parse()
         .ok()

@@ -18,6 +18,7 @@ pub mod foreign;
 pub mod hf;
 pub mod inspect;
 pub mod source;
+pub mod script;
 mod tensor_part;
 pub mod tokenizer;
 pub mod torch;

@@ -242,8 +242,8 @@ fn refuse_script(text: &str, name: &str) -> Result<(), Problems> {
         name,
         "this is a shell script, not a manifest",
         format!(
-            "write a manifest (`gptrain manifest new --help`); docs/coming-from.md has the settings of \
-             other trainers' options{such}"
+            "make one of it: gptrain import --args {name}; docs/coming-from.md has the settings of other \
+             trainers' options{such}"
         ),
     ))
 }

@@ -8,6 +8,7 @@
 //! | `ops` | `gptrain run --ops`: a step op by op, against its plan |
 //! | `track` | `gptrain wandb`, `gptrain mlflow`, with stand-ins of these modules |
 //! | `job` | `gptrain job`: the script of a manifest |
+//! | `scripts` | launch scripts and logs of other trainers: `import --args`, `estimate --log` |
 //! | `sweep` | `gptrain sweep`: combinations of values, killed, failed, and as Slurm's jobs |
 //! | `probe` | `gptrain run --probe`: the steps of the run, and nothing left of them |
 //! | `tune` | `gptrain tune`: cuts that are measured, do not fit, fail; killed; by srun |
@@ -62,6 +63,7 @@ mod readme;
 mod remedies;
 mod report;
 mod run;
+mod scripts;
 mod status;
 mod step_parts;
 mod sweep;

@@ -62,6 +62,14 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
         "calculate_per_token_loss",
         "a rule of the loss that gptrain has no setting for",
     ),
+    ("foreign/arguments.rs", "train_weighted_split_paths", "four lists that its parts name"),
+    ("foreign/arguments.rs", "valid_weighted_split_paths", "the same of the validation"),
+    ("script/deepspeed.rs", "curriculum_learning", "a key of DeepSpeed's JSON, too"),
+    ("script/deepspeed.rs", "deepspeed_config", "names the file that is read"),
+    ("script/megatron.rs", "lr_warmup_fraction", "a share, beside steps and samples"),
+    ("script/megatron.rs", "pad_vocab_size_to", "one of two for one setting"),
+    ("script/megatron.rs", "padded_vocab_size", "the other one"),
+    ("script/mod.rs", "world_size", "the ranks that a log has printed"),
     ("foreign/megatron/buffers.rs", "ddp_bucket_size", "the order of a buffer"),
 ];
 

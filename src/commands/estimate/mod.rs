@@ -1,6 +1,7 @@
 //! `gptrain estimate`
 
 mod campaign;
+mod log;
 #[cfg(feature = "predict")]
 mod others;
 mod progress;
@@ -10,6 +11,7 @@ mod unused_flags;
 
 use crate::completions::{HARDWARE, PROGRAMS, SETTINGS};
 use crate::import::foreign;
+use crate::import::script::ScriptArgs;
 use crate::manifest::new::{New, parse_family};
 use crate::options::Overwrite;
 use base::table::Printout;
@@ -32,12 +34,27 @@ use std::path::{Path, PathBuf};
 #[derive(clap::Args)]
 pub struct Estimate {
     /// Manifest, or a size such as 7B: then the shape of the published model of that size
-    #[arg(required_unless_present_any = ["selftest", "score", "list_hardware", "list_shapes", "from"])]
+    #[arg(required_unless_present_any = [
+        "selftest", "score", "list_hardware", "list_shapes", "from", "args", "log",
+    ])]
     manifest: Option<PathBuf>,
     /// In place of a manifest, a checkpoint that `gptrain import` reads: the run that it would
     /// become
     #[arg(long, value_name = "DIR", conflicts_with_all = ["manifest", "family", "what_if", "sizes"])]
     from: Option<PathBuf>,
+    /// In place of a manifest, a launch script or the command line of another trainer: the run that
+    /// `gptrain import --args` makes of it
+    #[arg(long, value_name = "SCRIPT")]
+    #[arg(conflicts_with_all = ["manifest", "from", "family", "what_if", "sizes"])]
+    args: Option<String>,
+    #[command(flatten)]
+    script: ScriptArgs,
+    /// Print the rates of a training from its log: TFLOPs by both formulas, MFU, tokens per second, days
+    /// left. A log of Megatron says the model itself; for others name a manifest, or --args
+    #[arg(long, value_name = "FILE")]
+    #[arg(conflicts_with_all = ["from", "what_if", "sizes", "search", "min_gpus", "max_params", "calibrate"])]
+    #[arg(conflicts_with_all = ["selftest", "score", "list_hardware", "plot", "draw_schedule", "gpus"])]
+    log: Option<PathBuf>,
     /// Change a setting of the manifest, as in `--set topology.tensor=4`
     #[arg(long, value_name = "KEY=VALUE", value_parser = SETTINGS, hide_possible_values = true)]
     set: Vec<String>,
@@ -135,15 +152,19 @@ impl Estimate {
         if self.selftest || self.score.is_some() {
             return print_scores(&self);
         }
+        if let Some(log) = &self.log {
+            return self.print_log(log);
+        }
         let fits = self.print_plan()?;
         if fits { Ok(()) } else { Err(AlreadyPrinted { code: exit::DOES_NOT_FIT }.into()) }
     }
 
     /// Prints the plan. Ok(false) if it does not fit.
     fn print_plan(&self) -> anyhow::Result<bool> {
-        let loaded = match (&self.from, &self.manifest) {
-            (Some(from), _) => foreign::planned_run(from, &self.set)?,
-            (None, manifest) => {
+        let loaded = match (&self.from, &self.args, &self.manifest) {
+            (Some(from), ..) => foreign::planned_run(from, &self.set)?,
+            (None, Some(script), _) => self.script.planned_run(script, &self.set)?,
+            (None, None, manifest) => {
                 let path = manifest.as_ref().expect("clap asks for it");
                 if let Some(other) = &self.campaign.what_if {
                     return campaign::print_comparison(self, path, other);

@@ -1,8 +1,10 @@
-//! `gptrain import`: starts a run from Hugging Face weights, or from another trainer's checkpoint.
+//! `gptrain import`: starts a run from Hugging Face weights, from another trainer's checkpoint, or from its
+//! launch script.
 
 mod divergence;
 pub mod foreign;
 pub mod hugging_face;
+pub mod script;
 
 use crate::completions::SETTINGS;
 use crate::model_place;
@@ -12,7 +14,7 @@ use exchange::foreign::{Choices, Format, Replicated, detect};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-/// Start a run from another trainer's checkpoint, or from a Hugging Face folder
+/// Start a run from another trainer's checkpoint or script, or from a Hugging Face folder
 ///
 /// DIR is a checkpoint of Megatron-DeepSpeed (ZeRO-1, ZeRO-3, universal), Megatron-LM, Megatron-Core
 /// (torch_dist), torchtitan, OLMo-core or Hugging Face's Trainer, whose optimizer's states are kept, or a
@@ -27,7 +29,14 @@ pub struct Import {
     /// A Hugging Face folder: config.json and safetensors
     #[arg(long, value_name = "DIR")]
     hf: Option<PathBuf>,
-    /// Folder of the new run; its manifest is made from the checkpoint's settings
+    /// A launch script, or the text of a command line: prints the manifest that it becomes, or writes
+    /// it to the file of --output
+    #[arg(long, value_name = "SCRIPT", conflicts_with_all = ["path", "hf", "reference", "format"])]
+    args: Option<String>,
+    #[command(flatten)]
+    script: script::ScriptArgs,
+    /// Folder of the new run; its manifest is made from the checkpoint's settings. With --args, the
+    /// manifest's file
     #[arg(short, long, value_name = "RUN")]
     output: Option<PathBuf>,
     #[command(flatten)]
@@ -105,6 +114,8 @@ impl Import {
         Import {
             path: Some(path),
             hf: None,
+            args: None,
+            script: script::ScriptArgs::default(),
             output: Some(output),
             overwrite,
             set,
@@ -117,6 +128,9 @@ impl Import {
     }
 
     pub fn run(self) -> anyhow::Result<()> {
+        if let Some(script) = &self.args {
+            return self.import_script(script);
+        }
         if let Some(from) = self.hf.as_ref().or(self.path.as_ref()) {
             model_place::ensure_fetched(from)?;
             model_place::ensure_whole_model(from)?;

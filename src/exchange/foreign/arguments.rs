@@ -160,6 +160,11 @@ impl<'t> Arguments<'t> {
         })
     }
 
+    /// Whether an argument was read.
+    pub fn has_read(&self, name: &str) -> bool {
+        self.read.borrow().contains(name)
+    }
+
     /// Names and values of the arguments that were not read, are neither None nor False, and are not in
     /// the table of `manifest::dialects`.
     pub fn ignored(&self) -> Vec<String> {
@@ -400,7 +405,7 @@ impl<'t> Arguments<'t> {
             }
             match (samples, steps) {
                 (Some(samples), _) => Ok(Some(samples.count()?)),
-                (None, Some(steps)) => Ok(Some(steps.count()? * global)),
+                (None, Some(steps)) => Ok(Some(steps.count()?.saturating_mul(global))),
                 (None, None) => Ok(None),
             }
         };

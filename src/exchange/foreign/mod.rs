@@ -42,6 +42,7 @@ mod run;
 mod settings;
 mod topology;
 
+pub(crate) use arguments::Arguments;
 pub use detect::{Format, detect};
 pub(crate) use detect::{list_names, step_folder};
 pub use export::{MegatronExport, UniversalExport, Written};
@@ -49,11 +50,11 @@ pub use replica_merger::Drift;
 pub use resemblance::resemblance;
 pub use run::ForeignRun;
 pub use settings::{Row, Settings, Wanted, asked};
-pub(crate) use settings::{number, wanted};
+pub(crate) use settings::{number, quoted, wanted};
 pub use topology::keep_asked_stages;
+pub(crate) use topology::{set_grid, set_replicas, set_said_split};
 
 use super::torch::Value;
-use arguments::Arguments;
 use base::Problems;
 use engine::{MASTER, SECOND};
 use manifest::dialects::Dialect;

@@ -96,7 +96,14 @@ pub fn set_said_split(
     layers: usize,
     stages: usize,
 ) -> anyhow::Result<()> {
-    if stages < 2 || stages > layers || layers > MAX_LAYERS {
+    if stages < 2 || layers > MAX_LAYERS {
+        return Ok(());
+    }
+    if stages > layers {
+        // Embedding and head are stages of their own.
+        if counts_ends(args) && layers + 2 == stages {
+            settings.set(SPLIT, "transformer_and_embedding", METHOD);
+        }
         return Ok(());
     }
     let chunks = said_chunks(args)?

@@ -22,6 +22,7 @@ pub use dry::{DryRun, dry_run};
 pub use foreign::planned_run;
 pub use hugging_face::open_for as open_hugging_face_for;
 pub use new_run::new_manifest;
+pub(crate) use trainer::training_arguments;
 
 use super::foreign::{AdamState, Choices, ForeignRun, Format, RunDescription, detect};
 use super::hf::HfConfig;

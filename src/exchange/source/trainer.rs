@@ -154,6 +154,15 @@ impl TrainerRun {
     }
 }
 
+/// Sets batch, rates, length and intervals of `TrainingArguments`, whose attributes `root` has.
+pub fn training_arguments(
+    root: Value,
+    found: &mut RunDescription,
+    max_steps: Option<u64>,
+) -> anyhow::Result<()> {
+    Arguments(root).settings(found, max_steps)
+}
+
 pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<ParamSource> {
     let from = step_folder(from)?;
     TrainerRun::open(&from, choices)?.source(&from, choices)

@@ -3,6 +3,7 @@
 use super::IS_WHOLE;
 use super::tensor::{Element, Tensor};
 use base::Problems;
+use serde_json::Value as Json;
 use std::collections::HashMap;
 use std::fmt;
 
@@ -63,6 +64,38 @@ pub struct Value<'t> {
 impl Tree {
     pub fn root(&self) -> Value<'_> {
         Value { tree: self, id: self.root, path: String::new() }
+    }
+
+    /// Tree of JSON: arguments of a command line, as a checkpoint has them. `place` names their file.
+    pub fn from_json(json: &Json, place: &str) -> Tree {
+        let mut tree = Tree { place: place.to_string(), nodes: Vec::new(), root: 0 };
+        tree.root = tree.push_json(json);
+        tree
+    }
+
+    fn push_json(&mut self, json: &Json) -> Id {
+        let node = match json {
+            Json::Null => Node::None,
+            Json::Bool(yes) => Node::Bool(*yes),
+            Json::Number(number) => match number.as_i64() {
+                Some(whole) => Node::Int(whole),
+                None => Node::Float(number.as_f64().unwrap_or(f64::NAN)),
+            },
+            Json::String(text) => Node::Str(text.as_str().into()),
+            Json::Array(items) => {
+                Node::List(items.iter().map(|item| self.push_json(item)).collect())
+            }
+            Json::Object(entries) => {
+                let mut pairs = Vec::new();
+                for (key, value) in entries {
+                    let key = self.push_json(&Json::from(key.as_str()));
+                    pairs.push((key, self.push_json(value)));
+                }
+                Node::Dict(pairs)
+            }
+        };
+        self.nodes.push(node);
+        (self.nodes.len() - 1) as Id
     }
 
     fn node(&self, id: Id) -> &Node {

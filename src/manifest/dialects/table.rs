@@ -104,7 +104,8 @@ pub const ROWS: &[Row] = &[
     count("model.window").megatron("window_size").llama("sliding_window")
         .litgpt("model_config.sliding_window_size").olmo("model.block.*.sliding_window"),
     key("model.pattern").llama("layer_types").olmo("model.block_pattern"),
-    choice("model.norm", &[("RMSNorm", "rms"), ("LayerNorm", "layer")]).megatron("normalization"),
+    choice("model.norm", &[("RMSNorm", "rms"), ("LayerNorm", "layer"), ("rmsnorm", "rms"),
+        ("layernorm", "layer")]).megatron("normalization"),
     key("model.norm").litgpt("model_config.norm_class_name"),
     number("model.layernorm_eps").megatron("norm_epsilon layernorm_epsilon").llama("rms_norm_eps")
         .gpt2("layer_norm_epsilon").bloom("layer_norm_epsilon").litgpt("model_config.norm_eps")
@@ -144,7 +145,8 @@ pub const ROWS: &[Row] = &[
     number("loss_scale.min").megatron("min_loss_scale").hf("fp16.min_loss_scale"),
     count("loss_scale.window").megatron("loss_scale_window").hf("fp16.loss_scale_window"),
     count("loss_scale.hysteresis").megatron("hysteresis").hf("fp16.hysteresis"),
-    key("data.train").megatron("data_path train_data_path").hf("train_dataset").nanogpt("dataset")
+    key("data.train").megatron("data_path train_data_path").hf("train_dataset dataset_name")
+        .nanogpt("dataset")
         .litgpt("data").titan("training.dataset_path training.dataset").llmc("-i")
         .short("train_data path data_dir train_file"),
     key("data.split").megatron("split").hf("train_test_split validation_split_percentage"),
@@ -244,7 +246,7 @@ pub const ROWS: &[Row] = &[
         .hf("gradient_checkpointing").titan("activation_checkpoint.mode").llmc("-r; 0 to 2")
         .short("activation_checkpointing"),
     key("topology.offload.what").megatron("optimizer_cpu_offload cpu_optimizer")
-        .hf("zero_optimization.offload_optimizer")
+        .hf("zero_optimization.offload_optimizer zero_optimization.offload_param")
         .titan("training.enable_cpu_offload"),
     key("comm.timeout_s").megatron("distributed_timeout_minutes; in minutes").hf("ddp_timeout")
         .titan("comm.train_timeout_seconds"),
@@ -277,10 +279,12 @@ pub const ROWS: &[Row] = &[
     unneeded("the same command resumes; `gptrain import` starts from another model or trainer")
         .megatron("load finetune no_load_optim no_load_rng use_checkpoint_args override_opt_param_scheduler \
                    override_lr_scheduler use_checkpoint_lr_scheduler use_checkpoint_opt_param_scheduler \
-                   no_load_lr_state reset_iteration pretrained_checkpoint universal_checkpoint \
+                   no_load_lr_state reset_iteration reset_progress pretrained_checkpoint \
+                   universal_checkpoint \
                    exit_on_missing_checkpoint override_ckpt_iteration \
                    use_mp_args_from_checkpoint_args use_tokenizer_model_from_checkpoint_args")
-        .hf("resume_from_checkpoint overwrite_output_dir model_name_or_path").nanogpt("init_from")
+        .hf("resume_from_checkpoint overwrite_output_dir model_name_or_path config_name use_auth_token \
+             cache_dir ignore_data_skip").nanogpt("init_from")
         .litgpt("resume initial_checkpoint_dir")
         .titan("checkpoint.initial_load_path checkpoint.enable_checkpoint").llmc("-y"),
     unneeded("`gptrain wandb RUN` and `gptrain mlflow RUN` send a run's metrics")
@@ -332,7 +336,7 @@ pub const ROWS: &[Row] = &[
                    outer_dp_sharding_strategy zero_allgather_bucket_size zero_reduce_bucket_size \
                    zero_contigious_gradients zero_reduce_scatter remote_device use_pin_memory pin_cpu_* \
                    enable_zbh1_*")
-        .hf("zero_optimization.overlap_comm ddp_bucket_cap_mb")
+        .hf("zero_optimization.* communication_data_type ddp_bucket_cap_mb")
         .titan("parallelism.enable_async_tensor_parallel"),
     unneeded("`topology.recompute` applies to every layer")
         .megatron("recompute_method recompute_num_layers recompute_modules checkpoint_num_layers \
@@ -359,7 +363,7 @@ pub const ROWS: &[Row] = &[
         .hf("eval_strategy evaluation_strategy save_strategy logging_strategy do_train do_eval")
         .litgpt("eval.initial_validation eval.final_validation").titan("validation.enable"),
     unneeded("`gptrain eval RUN` scores a checkpoint").nanogpt("eval_only")
-        .megatron("skip_train eval_only test_mode"),
+        .megatron("skip_train no_train eval_only test_mode"),
     unneeded("every checkpoint is kept, unless `checkpoint.keep_last` is set")
         .nanogpt("always_save_checkpoint").hf("load_best_model_at_end")
         .titan("checkpoint.last_save_model_only"),
@@ -374,7 +378,8 @@ pub const ROWS: &[Row] = &[
                    log_progress log_energy log_straggler log_optimizer_states_to_tensorboard \
                    log_device_memory_used log_max_attention_logit log_memory_interval log_mtp_* \
                    log_overview log_per_* log_params* log_l2_* tensorboard_log_interval \
-                   tensorboard_queue_size logging_level"),
+                   tensorboard_queue_size logging_level")
+        .hf("steps_per_print wall_clock_breakdown dump_state logging_nan_inf_filter"),
     unneeded("a checkpoint has the place in the run")
         .megatron("iteration curr_iteration consumed_train_tokens consumed_valid_samples \
                    skipped_train_samples num_floating_point_operations_so_far start_iteration \
@@ -427,7 +432,8 @@ pub const ROWS: &[Row] = &[
     unneeded("other arguments have its value")
         .megatron("add_position_embedding start_weight_decay end_weight_decay window_attn_skip_freq \
                    gated_linear_unit eval_micro_batch_size \
-                   eval_global_batch_size test_data_path test_weighted_split_* yaml_cfg mup_*"),
+                   eval_global_batch_size test_data_path test_weighted_split_* yaml_cfg mup_*")
+        .hf("per_device_eval_batch_size eval_accumulation_steps"),
     unneeded("its values are in the files of the step")
         .megatron("save_activations_interval save_dgrads_interval save_params_interval \
                    save_wgrads_interval save_tokens_per_expert_interval dump_param_to_param_group_map \
@@ -446,13 +452,15 @@ pub const ROWS: &[Row] = &[
     unneeded("the tokenizer's file has all of it: `data.tokenizer`")
         .megatron("tokenizer_hf_* tokenizer_sentencepiece_* tiktoken_* null_tokenizer_* chat_templat* \
                    trust_remote_code pad_vocab_size allow_ambiguous_pad_tokens special_token*"),
-    unneeded("a manifest has all settings").megatron("deepspeed deepspeed_config deepscale deepscale_config"),
+    unneeded("a manifest has all settings").megatron("deepspeed deepspeed_config deepscale deepscale_config")
+        .hf("deepspeed zero_allow_untrained_optimizer zero_force_ds_cpu_optimizer"),
     unneeded("`--log-level`, or GPTRAIN_LOG").megatron("log_level log_level_replica").hf("log_level"),
     unneeded("messages and metrics are in `log.folder`").megatron("log_path codecarbon_dir"),
     unneeded("samples are cut from a stream of tokens").hf("group_by_length remove_unused_columns"),
     unneeded("`gptrain export` writes a folder; `hf upload` sends it").hf("push_to_hub hub_model_id"),
     unneeded("text becomes tokens before a run: `gptrain data build`")
-        .hf("preprocessing_num_workers streaming").litgpt("data.num_workers"),
+        .hf("preprocessing_num_workers streaming dataset_config_name overwrite_cache")
+        .litgpt("data.num_workers"),
 
     lacking("gptrain has no mixture of experts")
         .megatron("expert_model_parallel_size expert_tensor_parallel_* enable_expert_tensor_parallelism \
@@ -507,7 +515,7 @@ pub const ROWS: &[Row] = &[
     only("null", "gptrain's layers are attention and feed-forward")
         .megatron("hybrid_layer_pattern hybrid_override_pattern experimental_attention_variant \
                    heterogeneous_layers_config_path heterogeneous_layers_config_encoded_json"),
-    only("false", "gptrain's factors of width are those of `model.mup`").megatron("use_mup"),
+    only("false", "gptrain's factors of width are those of `model.mup`").megatron("use_mup mup"),
     only("true", "it is Adam with L2, not AdamW").megatron("decoupled_weight_decay"),
 
     noted("constant", "gptrain's weight decay does not change").megatron("weight_decay_incr_style"),
@@ -529,7 +537,8 @@ pub const ROWS: &[Row] = &[
     noted("null", "`data.skip` leaves out samples, by their number instead of the step's")
         .megatron("skip_train_iteration_range iterations_to_skip"),
     noted("false", "gptrain's loss counts every token of a sample")
-        .megatron("loss_on_targets_only reweight_loss_based_on_position_frequency sft"),
+        .megatron("loss_on_targets_only reweight_loss_based_on_position_frequency \
+                   norm_target_loss sft"),
     noted("false", "gptrain's samples have one length")
         .megatron("curriculum_learning curriculum_learning_legacy data_efficiency_curriculum_learning \
                    variable_seq_lengths random_ltd"),
@@ -537,6 +546,7 @@ pub const ROWS: &[Row] = &[
     noted("single", "gptrain reads samples in the order of `data.rule`").megatron("dataloader_type"),
     noted("null", "a file that lists the datasets: name them in data.train")
         .megatron("data_args_path per_split_data_args_path train_weighted_split_paths_path \
+                   valid_weighted_split_paths_path train_weighted_split_paths valid_weighted_split_paths \
                    per_dataset_sequences_path"),
     noted("null", "gptrain makes the order of samples itself")
         .megatron("train_doc_idx_path train_sample_idx_path train_shuffle_idx_path train_idx_path \
@@ -546,6 +556,6 @@ pub const ROWS: &[Row] = &[
     noted("true", "a run reads all of its data").megatron("data_sharding"),
     noted("null", "the manifest has the precision around it").megatron("fp4"),
     noted("false", "the datasets are invented").megatron("mock_data"),
-    noted("false", "gptrain trains all weights").megatron("freeze_all_layers"),
+    noted("false", "gptrain trains all weights").megatron("freeze_all_layers bitfit"),
     noted("false", "gptrain has no distillation").megatron("kd"),
 ];

@@ -18,6 +18,7 @@ impl Arguments<'_> {
         }
         match self.find("train.samples") {
             Some((name, samples)) => settings.set("train.samples", samples.count()?, name),
+            None if self.get("train.steps").is_none() && self.get("train.tokens").is_some() => {}
             None => {
                 let steps = self.count("train.steps")?;
                 let samples = steps.saturating_mul(self.count("batch.global")?);
@@ -25,6 +26,7 @@ impl Arguments<'_> {
                 settings.set("train.samples", samples, &names.join(" × "));
             }
         }
+        self.limit_tokens(settings)?;
         self.set_needed(settings, &["train.seed"])?;
         self.evaluations(settings)?;
         if let Some((name, interval)) = self.find("log.interval") {
@@ -36,6 +38,20 @@ impl Arguments<'_> {
                 let source = format!("{name} × 60");
                 settings.set("comm.timeout_s", number(seconds), &source);
             }
+        }
+        Ok(())
+    }
+
+    /// Shortens the run to its limit of tokens, with which Megatron-DeepSpeed also ends one.
+    fn limit_tokens(&self, settings: &mut Settings) -> anyhow::Result<()> {
+        let Some((name, tokens)) = self.find("train.tokens") else { return Ok(()) };
+        let samples = tokens.count()? / self.count("model.seq_len")?.max(1);
+        let known = settings
+            .get("train.samples")
+            .and_then(|text| text.parse::<u64>().ok());
+        if known.is_none_or(|known| samples < known) {
+            let from = format!("{name} / {}", self.name("model.seq_len"));
+            settings.set("train.samples", samples.max(1), &from);
         }
         Ok(())
     }
