@@ -84,8 +84,8 @@ fn unknown_keys_name_the_nearest_known_one() {
     check_added(
         "log: {colour: x}",
         "m.yaml:17: unknown key log.colour → log has the \
-         keys folder, format, interval, on_event, \
-         peak_tflops, prometheus, tensorboard",
+         keys folder, format, interval, on_event, params_norm, \
+         peak_tflops, prometheus, simple_tflops, tensorboard, zeros",
     );
     check_set("modl.layers=3", "--set modl.layers: unknown key modl → did you mean model?");
     check_set("lr.peek=3", "--set lr.peek: unknown key lr.peek → did you mean lr.peak?");
