@@ -298,6 +298,30 @@ fn bf16_on_a_processor_without_its_products_is_advised_against() {
     assert!(says("bf16") && says("fp16") && !says("f32"));
 }
 
+/// A pattern and weights by size: the start counts what each dataset gives, and the folder keeps it.
+#[test]
+fn a_start_lists_the_datasets_of_a_mixture() {
+    let lab = Lab::new();
+    for ending in ["bin", "idx"] {
+        let [from, to] = ["corpus", "corpus2"].map(|name| lab.path(&format!("{name}.{ending}")));
+        fs::copy(from, to).unwrap();
+    }
+    let data = "data={train: 'corpu*', split: '80,20,0', size_exponent: 0.5}";
+    let done = lab.run(&[data, "train.steps=2"]);
+    done.expect(0, &[]);
+    for says in ["2 training datasets:", " 50.00 %, 4 samples, "] {
+        assert!(done.out.contains(says), "{says}: {}", done.out);
+    }
+    assert_eq!(done.out.matches(" 50.00 %, 4 samples, ").count(), 2, "{}", done.out);
+    let record = fs::read_to_string(lab.path("runs/a/manifest.yaml")).unwrap();
+    assert_eq!(record.matches("weight: 0.5").count(), 2, "{record}");
+    // A dataset that appears later is another mixture, which a start from the folder does not see.
+    fs::copy(lab.path("corpus.idx"), lab.path("corpus3.idx")).unwrap();
+    lab.gptrain(&["run", "runs/a", "--set", "train.steps=3"])
+        .expect(0, &[]);
+    assert_eq!(lab.losses("runs/a").len(), 3);
+}
+
 /// A run that has begun keeps its length. A start trains a step at least, saves, and the next continues;
 /// as threads, and as processes that a launcher starts.
 #[test]

@@ -538,8 +538,9 @@ pub const ROWS: &[Row] = &[
     noted("false", "gptrain's samples are the tokens in their order").megatron("fim_data"),
     noted("single", "gptrain reads samples in the order of `data.rule`").megatron("dataloader_type"),
     noted("null", "a file that lists the datasets: name them in data.train")
-        .megatron("data_args_path per_split_data_args_path train_weighted_split_paths_path \
-                   per_dataset_sequences_path"),
+        .megatron("data_args_path per_split_data_args_path per_dataset_sequences_path"),
+    noted("null", "a file of weights: `data.train: {weights_file: FILE}`")
+        .megatron("train_weighted_split_paths_path"),
     noted("null", "gptrain makes the order of samples itself")
         .megatron("train_doc_idx_path train_sample_idx_path train_shuffle_idx_path train_idx_path \
                    train_data_exact_num_epochs phase_transition_iterations"),
