@@ -355,12 +355,13 @@ struct SumParts {
     // [tensors, 1 + SUM_PARTS]: number of partial sums, then these
     double* parts;
     uint32_t count;
-    uint32_t square;
+    // 0 sums the values, 1 their squares, 2 counts the zeros.
+    uint32_t term;
     uint32_t vector;
 };
 static_assert(AT(SumParts, x) == 0 && AT(SumParts, numel) == 512 && AT(SumParts, first) == 1024 &&
               AT(SumParts, slot) == 1284 && AT(SumParts, parts) == 1544 &&
-              AT(SumParts, count) == 1552 && AT(SumParts, square) == 1556 &&
+              AT(SumParts, count) == 1552 && AT(SumParts, term) == 1556 &&
               AT(SumParts, vector) == 1560 &&
               sizeof(SumParts) == 1568, "layout");
 
@@ -372,6 +373,17 @@ struct SumFinish {
 };
 static_assert(AT(SumFinish, parts) == 0 && AT(SumFinish, out) == 8 && AT(SumFinish, add) == 16 &&
               sizeof(SumFinish) == 24, "layout");
+
+struct CountFinish {
+    // [tensors, 1 + SUM_PARTS]
+    const double* parts;
+    float* lows;
+    float* highs;
+    double high;
+};
+static_assert(AT(CountFinish, parts) == 0 && AT(CountFinish, lows) == 8 &&
+              AT(CountFinish, highs) == 16 && AT(CountFinish, high) == 24 &&
+              sizeof(CountFinish) == 32, "layout");
 
 struct DigestParts {
     const void* x;

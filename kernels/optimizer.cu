@@ -17,7 +17,10 @@ template <class T, int V> __device__ double sum_by(const SumParts& a, uint32_t t
         float values[V];
         load(x + at, values);
 #pragma unroll
-        for (int i = 0; i < V; i++) sum += a.square ? (double)values[i] * values[i] : (double)values[i];
+        for (int i = 0; i < V; i++) {
+            double x = values[i];
+            sum += a.term == 0 ? x : a.term == 1 ? x * x : (double)(x == 0.0);
+        }
     }
     return sum;
 }
@@ -44,6 +47,20 @@ __device__ void finish_sum(const SumFinish& a) {
     if (threadIdx.x == 0) a.out[blockIdx.x] = a.add ? a.out[blockIdx.x] + (float)sum : (float)sum;
 }
 KERNEL(sum_finish, finish_sum, SumFinish, 256)
+
+// A count as count % high and count / high, both exact in f32.
+__device__ void finish_count(const CountFinish& a) {
+    const double* parts = a.parts + (uint64_t)blockIdx.x * (1 + SUM_PARTS);
+    double count = 0;
+    for (uint32_t i = threadIdx.x; i < parts[0]; i += blockDim.x) count += parts[1 + i];
+    count = block_sum(count);
+    if (threadIdx.x == 0) {
+        double highs = floor(count / a.high);
+        a.highs[blockIdx.x] = (float)highs;
+        a.lows[blockIdx.x] = (float)(count - highs * a.high);
+    }
+}
+KERNEL(count_finish, finish_count, CountFinish, 256)
 
 // Digest of the bits: Σ over elements of `digest_term` of device/digest.rs, modulo 2^64, so that the
 // order does not matter. Bytes moved for each element: its size.

@@ -51,7 +51,7 @@ pub use problems::{Problem, Problems};
 pub use recent::push_recent;
 pub use redact::redact;
 pub use shell::shell_word;
-pub use stamp::unix_time;
+pub use stamp::{date_and_time, unix_time};
 pub use thread_states::{ThreadState, thread_states};
 pub use units::{Bytes, Count, Seconds};
 pub use worker::{Worker, in_order};

@@ -4,6 +4,7 @@ use super::arenas::Arenas;
 use super::execute::MessageBuffers;
 use super::groups::{Groups, context, messages_overlap, model_shard, pipeline_rank, slots};
 use super::masters::{MasterWindows, PIECE};
+use super::measures::Measures;
 use super::params::{self, Norms, Offload, OffloadPlan, ParamMemory};
 use super::powersgd::Compression;
 use super::replica_check;
@@ -21,6 +22,7 @@ use plan::schedule;
 pub struct RankMemory {
     pub params: ParamMemory,
     pub update: Update,
+    pub measures: Measures,
     pub compression: Option<Compression>,
     pub tables: Tables,
     pub passes: PassBuffers,
@@ -104,8 +106,9 @@ pub fn lay_out(
     let digests = replica_check::plan_digests(groups, &states, params, &arenas.inputs);
     let local_sums = compression.as_ref().map_or(0, Compression::sums);
     let scalars = Scalars::plan(update.sums(), local_sums, digests, &arenas.inputs);
+    let measures = Measures::plan(&update, m, arenas);
     let norms = on_host.grads.then(|| Norms {
-        squares: update.squares(&buckets, &layout, scalars.sums),
+        grads: update.host_grads(&buckets, &layout, scalars.sums, measures.zeros),
         sums: Norms::plan_sums(level, &buckets, &arenas.grads),
     });
     let inputs =
@@ -114,6 +117,7 @@ pub fn lay_out(
     RankMemory {
         params: ParamMemory { layout, buckets, states, offload, norms },
         update,
+        measures,
         compression,
         tables,
         passes,

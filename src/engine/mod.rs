@@ -7,6 +7,7 @@ mod rule;
 mod params;
 mod powersgd;
 mod update;
+mod measures;
 mod scaler;
 mod groups;
 mod order;
@@ -46,6 +47,7 @@ use execute::{PipelineComm, execute};
 use graph_cache::{GraphCache, PassKind};
 use groups::{context, pipeline_rank};
 use manifest::Manifest;
+use measures::Measures;
 use memory::PassBuffers;
 use model::layers::fp8::Fp8Pass;
 use model::{Activations, Cx, Inputs, Layout, MicroBatch, Param, Stage};
@@ -67,6 +69,7 @@ pub struct Engine<'a> {
     params: ShardedParams<'a>,
     rule: Box<dyn OptimizerRule>,
     update: Update,
+    measures: Measures,
     compression: Option<Compression>,
     /// Steps of the run that were queued.
     steps: Cell<u64>,
@@ -126,6 +129,7 @@ impl<'a> Engine<'a> {
             params,
             rule,
             update: memory.update,
+            measures: memory.measures,
             compression: memory.compression,
             steps: Cell::new(0),
             limits: Cell::new(None),
@@ -266,7 +270,9 @@ impl<'a> Engine<'a> {
         }
         let _span = tracing::trace_span!("optimizer", gpu = true).entered();
         let args = StepArgs { scale, lr, limits: self.limits.get() };
+        self.measures.count_zeros(&self.update, params, s);
         self.update.run(params, rule, s, args);
+        self.measures.sum_weights(params, s);
         params.begin_all_gather();
         be.download_async(s.outcome);
         Ok(())

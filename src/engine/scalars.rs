@@ -2,7 +2,7 @@
 
 use super::scaler;
 use base::DType;
-use device::{Arena, Scaler, Tensor};
+use device::{Arena, Scaler, Tensor, op};
 
 /// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,6 +20,10 @@ pub struct Outcome {
     pub stuck: bool,
     /// Loss scale of the next step.
     pub loss_scale: f64,
+    /// Zeros of the gradients; 0 without `log.zeros`.
+    pub zeros: u64,
+    /// Norm of the weights after the step; 0 without `log.params_norm`.
+    pub params_norm: f64,
 }
 
 impl Outcome {
@@ -30,15 +34,17 @@ impl Outcome {
 
 /// Scalar results of a step. Those that the host reads are contiguous: one transfer per step.
 pub struct Scalars {
-    pub outcome: Tensor,    // f32 [1, 64 + n + m]  everything that the host reads
-    pub norm: Tensor,       // f32 [1, 1]  Σ g², then over all ranks
-    pub loss: Tensor,       // f32 [1, 1]
-    pub clip: Tensor,       // f32 [1, 2]  norm and factor of the gradient
-    pub rule: Tensor,       // f32 [1, 3]  that factor, then the optimizer rule's own scalars
-    pub status: Tensor,     // f32 [1, 1]  status of the step: 1 skipped, 2 stuck, 3 spiked
-    pub z_loss: Tensor,     // f32 [1, 1]
-    pub scaler: Scaler,     // f32 [1, 1], i64 [1, 5]
-    pub sums: Tensor,       // f32 [1, n]  Σ g² of each gradient owned
+    pub outcome: Tensor,        // f32 [1, 64 + n + m]  everything that the host reads
+    pub norm: Tensor,           // f32 [1, 1]  Σ g², then over all ranks
+    pub loss: Tensor,           // f32 [1, 1]
+    pub clip: Tensor,           // f32 [1, 2]  norm and factor of the gradient
+    pub rule: Tensor,           // f32 [1, 3]  that factor, then the optimizer rule's own scalars
+    pub status: Tensor,         // f32 [1, 1]  status of the step: 1 skipped, 2 stuck, 3 spiked
+    pub z_loss: Tensor,         // f32 [1, 1]
+    pub scaler: Scaler,         // f32 [1, 1], i64 [1, 5]
+    pub zeros: Tensor,          // f32 [1, 2]  lower and higher part (`op::CountZeros`)
+    pub weight_squares: Tensor, // f32 [1, 1]
+    pub sums: Tensor,           // f32 [1, n]  Σ g² of each gradient owned
     pub local_sums: Tensor, // f32 [1, m]  Σ g² of this rank's own gradients, where they are compressed
     pub digests: Tensor,    // i64 [ranks, weights]  of a replica check, by rank of a group
 }
@@ -58,6 +64,8 @@ impl Scalars {
             rule: outcome.span(3, 3),
             status: outcome.span(6, 1),
             z_loss: outcome.span(8, 1),
+            zeros: outcome.span(9, 2),
+            weight_squares: outcome.span(11, 1),
             scaler: Scaler { scale: outcome.span(7, 1), counts: scaler::counts(arena) },
             sums: outcome.span(Scalars::BEFORE_SUMS, sums),
             local_sums: outcome.span(Scalars::BEFORE_SUMS + sums, local),
@@ -68,6 +76,7 @@ impl Scalars {
     /// Reads an outcome by the offsets above.
     pub fn read(outcome: &[f32]) -> Outcome {
         let [loss, grad_norm, status, loss_scale, z] = [1, 2, 6, 7, 8].map(|place| outcome[place]);
+        let [low_zeros, high_zeros, weight_squares] = [9, 10, 11].map(|place| outcome[place]);
         Outcome {
             loss: loss.into(),
             z_loss: z.into(),
@@ -76,6 +85,8 @@ impl Scalars {
             spiked: status == 3.0,
             stuck: status == 2.0,
             loss_scale: loss_scale.into(),
+            zeros: low_zeros as u64 + op::ZEROS_PER_HIGH * high_zeros as u64,
+            params_norm: f64::from(weight_squares).sqrt(),
         }
     }
 }

@@ -1,11 +1,11 @@
 //! Update at the end of a step: clips by the global norm, advances the loss scale, applies the
 //! rule.
 
-use super::params::{BucketState, ShardedParams, Squares};
+use super::params::{BucketState, GradSums, ShardedParams, ZeroCounts};
 use super::rule::{OptimizerRule, Place, Step};
 use super::scalars::Scalars;
 use super::scaler;
-use super::states::ParamStates;
+use super::states::{MASTER, ParamStates, rows_without_padding};
 use device::{InPlace, MemoryKind, Scaling, StepLimits, Tensor, op};
 use manifest::Manifest;
 use model::{Layout, TpSplit};
@@ -27,8 +27,13 @@ pub struct Update {
     pub names: Vec<String>,
     places: Vec<(usize, Range<usize>)>,
     /// Runs of gradients that are on the device at the end of a step.
-    on_device: Vec<Range<usize>>,
-    counted: usize,
+    pub on_device: Vec<Range<usize>>,
+    /// Number of gradients that this rank counts.
+    pub counted: usize,
+    /// The gradients without padding of the vocabulary.
+    pub unpadded: Vec<Tensor>,
+    /// Master weights of the counted gradients, without padding.
+    pub masters: Vec<Tensor>,
     scaling: Scaling,
     max_norm: f32,
     /// Scratch of the rule.
@@ -46,9 +51,16 @@ impl Update {
         let mut names = Vec::new();
         let mut places = Vec::new();
         let mut on_device: Vec<Range<usize>> = Vec::new();
+        let mut unpadded = Vec::new();
+        let mut masters = Vec::new();
         for (i, p) in counted.iter().chain(&counted_elsewhere).enumerate() {
             let first = p.param.offset;
+            let len = len_without_padding(p, tp_rank, m.model.vocab);
             grads.push(p.grad);
+            unpadded.push(p.grad.span(0, len));
+            if i < counted.len() {
+                masters.push(p.get(MASTER).span(0, len));
+            }
             names.push(p.param.name.clone());
             places.push((p.param.bucket, first + p.part.start..first + p.part.end));
             if p.grad.memory() == MemoryKind::Device {
@@ -64,6 +76,8 @@ impl Update {
             places,
             on_device,
             counted: counted.len(),
+            unpadded,
+            masters,
             scaling: scaler::scaling(m),
             max_norm: m.optimizer.clip().unwrap_or(f32::INFINITY),
             scratch,
@@ -76,18 +90,27 @@ impl Update {
     }
 
     /// Gradients that are on the host at the end of a step, by bucket, as views of the bucket's
-    /// device buffer. Each has the destination of its sum of squares in `sums`.
-    pub fn squares(&self, buckets: &[BucketState], layout: &Layout, sums: Tensor) -> Squares {
-        let mut squares: Squares = buckets.iter().map(|_| Vec::new()).collect();
+    /// device buffer. Each has the destination of its sum of squares in `sums`, and of the number of
+    /// its zeros in `zeros`.
+    pub fn host_grads(
+        &self,
+        buckets: &[BucketState],
+        layout: &Layout,
+        sums: Tensor,
+        zeros: Option<ZeroCounts>,
+    ) -> Vec<Vec<GradSums>> {
+        let mut found: Vec<Vec<GradSums>> = buckets.iter().map(|_| Vec::new()).collect();
         for (i, (number, range)) in self.places.iter().enumerate() {
             let bucket = &buckets[*number];
             if bucket.host_grads.is_some() {
                 let first = range.start - layout.buckets[*number].range.start;
                 let grad = bucket.grads.span(first, range.len());
-                squares[*number].push((vec![grad], sums.span(i, 1)));
+                let unpadded = grad.span(0, self.unpadded[i].numel());
+                let zeros = zeros.map(|counts| (unpadded, counts.span(i, 1)));
+                found[*number].push(GradSums { grad, squares: sums.span(i, 1), zeros });
             }
         }
-        squares
+        found
     }
 
     /// Clips by the norm over all ranks and updates. If the norm is not finite, or the loss or norm
@@ -156,4 +179,11 @@ impl Update {
 fn is_counted_elsewhere(states: &ParamStates, tp_rank: usize) -> bool {
     let repeated = states.param.spec.split == TpSplit::Whole && tp_rank > 0;
     repeated || states.param.tied_copy
+}
+
+/// Elements of this rank's part of a parameter, without padding of the vocabulary, which is at the
+/// end of the last tensor-parallel shares.
+fn len_without_padding(p: &ParamStates, tp_rank: usize, vocab: usize) -> usize {
+    let end = rows_without_padding(&p.param, tp_rank, vocab) * p.param.cols;
+    p.part.end.min(end).saturating_sub(p.part.start)
 }

@@ -293,7 +293,7 @@ impl Setup {
 
     /// TFLOP/s of a device by the rule 8 (6 without recomputation) FLOPs a parameter and token.
     pub fn simple_tflops(&self, seconds: f64) -> f64 {
-        let factor = if self.topology.recompute == Recompute::Full { 8.0 } else { 6.0 };
+        let factor = rates::simple_factor(self.topology.recompute);
         let tokens = (self.global * self.model.seq_len) as f64;
         let parameters = parameters(&self.model) as f64;
         rates::simple_tflops(factor, parameters, tokens, seconds, self.ranks() as f64)

@@ -15,8 +15,10 @@ pub struct Console {
 /// Form in which steps are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Megatron's lines.
+    /// Megatron-DeepSpeed's lines.
     Megatron,
+    /// Megatron-LM's lines.
+    MegatronLm,
     /// Short lines for people.
     Short,
     /// No lines, and no bar.

@@ -212,6 +212,8 @@ LogFormat {
     Short = "short",
     /// Megatron-DeepSpeed's lines, which existing parsers read.
     Megatron = "megatron",
+    /// NVIDIA Megatron-LM's lines: date, milliseconds, TFLOP/s per GPU; nothing else.
+    MegatronLm = "megatron-lm",
 }
 
 /// Devices.

@@ -49,7 +49,9 @@ Data(raw, blends: &mut BlendReader, run: &RunInputs) {
     /// first after. They count as consumed, also for the learning rate. For data that raise the loss;
     /// may change at any resume. Default: none.
     skip: Vec<String> => Vec<SampleRange> = blends.skip(raw.skip);
-    /// Named validation sets: name → a prefix, or a list of datasets with weights. Default: one
+    /// Named validation sets: name → a prefix, or a list of datasets with weights. The name "*" makes a set
+    /// of each match of a prefix with `*`, named by what it matches, or of each group of a `weights_file`.
+    /// Default: one
     /// set named `valid`, the valid share of the training datasets (if their split has one).
     #[schemars(with = "Option<BTreeMap<String, Blend>>")]
     valid: Named => Vec<ValidSet> = blends.valid(raw.valid, &train);
@@ -79,6 +81,10 @@ Data(raw, blends: &mut BlendReader, run: &RunInputs) {
     /// Shares of train, valid and test, such as `969,30,1` (--split), for every dataset without its own
     /// `split` or `range`. Default: `969,30,1` without `valid`, else the whole of every dataset.
     split: String;
+    /// Weights of the training datasets by their size: tokens^size_exponent, for datasets without
+    /// `weight`. 1 is in proportion to the tokens, 0 equal, 0.3 a temperature of 1 / 0.3 (as for
+    /// languages in XLM-R). Default: none; a weight that is not given is 1.
+    size_exponent: f64, in 0.0..=1.0;
 ]
 
 #[derive(Copy)]
@@ -118,9 +124,11 @@ StageSection {
 /// Dataset of a blend.
 #[schemars(rename = "Dataset")]
 DatasetSection {
-    /// PREFIX of PREFIX.bin and PREFIX.idx.
-    #[schemars(required)]
+    /// PREFIX of PREFIX.bin and PREFIX.idx. With `*` or `?`, each dataset whose PREFIX matches.
     prefix: PathBuf;
+    /// File of weights, ranges and prefixes, instead of the other keys, as Megatron-DeepSpeed's
+    /// `--train-weighted-split-paths-path` reads it. Relative prefixes start at its folder.
+    weights_file: PathBuf;
     /// Share of the samples, relative to the other weights. Default: 1.
     weight: f64, in 0.0..=1e12;
     /// Shares of train, valid and test, instead of data.split.
@@ -167,6 +175,9 @@ impl<'de> Deserialize<'de> for Named {
         Ok(Named(sorted.into_iter().collect()))
     }
 }
+
+/// Split without `data.split` and `data.valid`, as Megatron's.
+pub const DEFAULT_SPLIT: &str = "969,30,1";
 
 /// Samples that are left out of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -248,22 +259,27 @@ pub struct BlendReader<'a, 'r> {
     pub report: &'a mut Report<'r>,
 }
 
+/// Sections of a blend, each with its place in the manifest; that of the blend is `path`.
+pub fn list_sections(blend: Blend, path: &str) -> Vec<(String, DatasetSection)> {
+    let only = |prefix| DatasetSection { prefix: Some(prefix), ..Default::default() };
+    match blend {
+        Blend::Prefix(prefix) => vec![(path.to_string(), only(prefix))],
+        Blend::One(dataset) => vec![(path.to_string(), dataset)],
+        Blend::Several(list) => list
+            .into_iter()
+            .enumerate()
+            .map(|(i, form)| match form {
+                DatasetForm::Prefix(prefix) => (format!("{path}.{i}"), only(prefix)),
+                DatasetForm::Full(dataset) => (format!("{path}.{i}"), dataset),
+            })
+            .collect(),
+    }
+}
+
 impl BlendReader<'_, '_> {
     fn blend(&mut self, blend: Option<Blend>, path: &str, which: usize) -> Vec<Dataset> {
-        let only = |prefix| DatasetSection { prefix: Some(prefix), ..Default::default() };
-        let list: Vec<(String, DatasetSection)> = match blend {
-            None => return Vec::new(),
-            Some(Blend::Prefix(prefix)) => vec![(path.to_string(), only(prefix))],
-            Some(Blend::One(dataset)) => vec![(path.to_string(), dataset)],
-            Some(Blend::Several(list)) => list
-                .into_iter()
-                .enumerate()
-                .map(|(i, form)| match form {
-                    DatasetForm::Prefix(prefix) => (format!("{path}.{i}"), only(prefix)),
-                    DatasetForm::Full(dataset) => (format!("{path}.{i}"), dataset),
-                })
-                .collect(),
-        };
+        let Some(blend) = blend else { return Vec::new() };
+        let list = list_sections(blend, path);
         if list.is_empty() && self.report.are_valid(&[path]) {
             self.report
                 .add(path, format!("{path} has no dataset"), "give at least one prefix");
@@ -395,6 +411,13 @@ impl BlendReader<'_, '_> {
                 format!("write {}", prefix.with_extension("").display()),
             );
         }
+        if raw.prefix.is_none() && self.report.are_valid(&[path]) {
+            self.report.add(
+                path,
+                format!("{path} has neither a prefix nor a weights_file"),
+                "give the PREFIX of PREFIX.bin",
+            );
+        }
         if raw.prefix.is_some() && prefix.as_os_str().is_empty() {
             self.report.add(
                 path,
@@ -426,7 +449,8 @@ impl BlendReader<'_, '_> {
             return Sequences::Range(0.0, 1.0);
         };
         let place = if own { format!("{path}.split") } else { path.to_string() };
-        let shares = if own { shares(&weights, &place, self.report) } else { numbers(&weights) };
+        let shares =
+            if own { shares(&weights, &place, self.report) } else { split_shares(&weights) };
         if shares.is_some_and(|shares| shares[which] == 0.0) {
             let part = PartName::ALL[which].name();
             self.report.add(
@@ -466,7 +490,7 @@ fn derive_valid_sets(train: &[Dataset], fallback: Option<&str>) -> Vec<ValidSet>
         .iter()
         .filter_map(|dataset| match &dataset.part {
             Sequences::Split { weights, which: 0 }
-                if numbers(weights).is_some_and(|w| w[1] > 0.0) =>
+                if split_shares(weights).is_some_and(|w| w[1] > 0.0) =>
             {
                 let part = Sequences::Split { weights: weights.clone(), which: 1 };
                 Some(Dataset { part, ..dataset.clone() })
@@ -482,7 +506,7 @@ fn derive_valid_sets(train: &[Dataset], fallback: Option<&str>) -> Vec<ValidSet>
 
 /// The three shares of a split; None after reporting a problem.
 pub fn shares(split: &str, path: &str, report: &mut Report) -> Option<[f64; 3]> {
-    let shares = numbers(split);
+    let shares = split_shares(split);
     if shares.is_none() {
         report.add(
             path,
@@ -494,7 +518,7 @@ pub fn shares(split: &str, path: &str, report: &mut Report) -> Option<[f64; 3]> 
 }
 
 /// Parses `969,30,1` or `98/2`; missing numbers are 0.
-fn numbers(split: &str) -> Option<[f64; 3]> {
+pub fn split_shares(split: &str) -> Option<[f64; 3]> {
     let mut shares = [0.0; 3];
     let words: Vec<&str> = split.split([',', '/']).collect();
     for (i, word) in words.iter().enumerate() {
@@ -524,7 +548,7 @@ impl Written for Vec<Dataset> {
                     };
                     let prefix = Some(dataset.prefix.clone());
                     let weight = Some(dataset.weight);
-                    DatasetSection { prefix, weight, split, part, range }.into()
+                    DatasetSection { prefix, weight, split, part, range, weights_file: None }.into()
                 })
                 .collect::<Vec<DatasetForm>>()
                 .into(),

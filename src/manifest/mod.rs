@@ -2,7 +2,7 @@
 //! and the files of its sections), and checked (`check`). The result is a valid `Manifest`, or all
 //! mistakes at once, each with its line, the numbers and a remedy.
 //!
-//! Does not know devices, nor any file but its own. No other crate validates settings or fills in
+//! Does not know devices, nor any file but its own and those that name or weigh its datasets. No other crate validates settings or fills in
 //! defaults.
 
 mod batch;
@@ -10,6 +10,7 @@ mod check;
 pub mod choices;
 mod cluster;
 mod data;
+mod data_files;
 mod define;
 pub mod dialects;
 mod edit;

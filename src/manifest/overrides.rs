@@ -91,8 +91,8 @@ fn is_data_path(steps: &[&str]) -> bool {
         ["data", "train", rest @ ..]
         | ["data", "valid", _, rest @ ..]
         | ["data", "stages", _, "train", rest @ ..] => match rest {
-            [] | ["prefix"] => true,
-            [item] | [item, "prefix"] => item.parse::<usize>().is_ok(),
+            [] | ["prefix" | "weights_file"] => true,
+            [item] | [item, "prefix" | "weights_file"] => item.parse::<usize>().is_ok(),
             _ => false,
         },
         _ => false,

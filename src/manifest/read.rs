@@ -1,5 +1,6 @@
 //! Reads a file into a checked manifest.
 
+use super::data_files;
 use super::record::{self, Given};
 use super::report::Report;
 use super::tree::Node;
@@ -197,6 +198,9 @@ pub(super) fn finish(
         .canonicalize()
         .or_else(|_| std::path::absolute(folder))
         .unwrap_or_else(|_| PathBuf::from("/"));
+    if let Some(data) = &mut raw.data {
+        data_files::expand(data, &folder, &mut report);
+    }
     let given = Box::new(Given { raw: raw.clone(), folder: folder.clone() });
     let stem = Path::new(name)
         .file_stem()

@@ -63,6 +63,13 @@ Log(raw, name: &str) {
     format: LogFormat = LogFormat::Auto;
     /// Whether TensorBoard event files are written. Default: true.
     tensorboard: bool = true;
+    /// Whether the zeros of the gradients are counted at every step. Default: false.
+    zeros: bool = false;
+    /// Whether the norm of the weights is taken after every step. Default: false.
+    params_norm: bool = false;
+    /// Whether log lines also have TFLOPs by the simple formula, of 6 FLOPs per parameter and token (8 with
+    /// full recomputation). Default: false.
+    simple_tflops: bool = false;
     /// Peak performance of all devices together, in TFLOP/s, with which the log shows MFU. Default:
     /// unknown.
     peak_tflops: f64, in 1e-6..=1e9;

@@ -25,12 +25,13 @@ use super::watch::{Drift, Periodic, Record, RunContext, StopAtLoss, StopFile, Wa
 use super::{fetch, preflight, replay, resume, tokenizers, watch};
 use anyhow::Result;
 use base::output::{self, Existing};
-use base::{Bytes, input};
+use base::{Bytes, Moment, input};
 use checkpoint::{CheckpointFolder, DataId, Progress, State};
 use data::eval::Task;
 use data::{Datasets, MixturePlan};
 use engine::Engine;
 use estimate::hardware::Hardware;
+use estimate::rates::simple_factor;
 use launch::alerts::Alerts;
 use launch::console::Form;
 use launch::crash_loop;
@@ -43,9 +44,12 @@ use launch::{self, Device, LocalRanks};
 use manifest::{self, Loaded, LogFormat, Manifest};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Options of `gptrain run` besides the manifest.
 #[derive(Clone, Debug, Default)]
@@ -62,6 +66,8 @@ pub struct RunOptions {
     pub ops: Option<PathBuf>,
     /// Whether nothing is saved, at a signal either: a probe.
     pub keeps_nothing: bool,
+    /// Time after which this start has saved and ended.
+    pub ends_after: Option<Duration>,
 }
 
 /// State shared by the ranks of one process.
@@ -69,6 +75,7 @@ pub struct Process<'a> {
     loaded: &'a Loaded,
     options: &'a RunOptions,
     messages: &'a Messages,
+    started: Moment,
     pub signals: Signals,
     trace: Option<Trace>,
     /// Opened by the first rank that needs it; Some(None) if that failed.
@@ -95,6 +102,7 @@ impl<'a> Process<'a> {
             loaded,
             options,
             messages,
+            started: Moment::now(),
             signals: Signals::listen(says_stop.then(|| messages.console().clone()))?,
             trace: options
                 .trace
@@ -220,7 +228,7 @@ fn open_run<'a>(
         Loader::training(&data.train, steps.clone(), shard, consumed, m.train.samples)
     })?;
     let monitor = device.monitor();
-    let limit = if rank.is_first() { TimeLimit::watch(&m.slurm, saver.slowest()) } else { None };
+    let limits = time_limits(process, rank, saver.slowest());
     let ops = process.options.ops.clone().filter(|_| rank.is_first());
     // The order is that of `watch::ORDER`.
     let watchers = Watchers::new(vec![
@@ -228,7 +236,7 @@ fn open_run<'a>(
         Box::new(Drift::new(StepParts::new(ops), planned_on)),
         Box::new(Stragglers::new(rank, &m.log.folder, device.processor())),
         Box::new(GpuFaults::new(rank, m, device, monitor.as_deref())),
-        Box::new(limit),
+        Box::new(limits),
         Box::new(rank.is_first().then(|| StopFile::new(&m.log.folder))),
         Box::new(stop_at_loss),
         Box::new(Periodic("replicas", m.train.audit_interval, watch::compare)),
@@ -258,6 +266,19 @@ fn open_run<'a>(
         in_flight: InFlight::default(),
         watchers,
     })
+}
+
+/// Limits of the Slurm job and of this start, on rank 0.
+fn time_limits(process: &Process, rank: &Rank, save: Rc<Cell<f64>>) -> Vec<TimeLimit> {
+    if !rank.is_first() {
+        return Vec::new();
+    }
+    let of_start = process
+        .options
+        .ends_after
+        .map(|limit| TimeLimit::from_start(process.started, limit, save.clone()));
+    let of_job = TimeLimit::watch(&process.loaded.manifest.slurm, save);
+    of_job.into_iter().chain(of_start).collect()
 }
 
 /// Prints the run, its data and its plan from step `from` on. Returns the machine of the plan.
@@ -475,6 +496,7 @@ fn open_metrics(process: &Process, step: u64, storage: &Arc<Storage>) -> Result<
     console.set_form(match m.log.format {
         LogFormat::Auto if std::io::stdout().is_terminal() => Form::Short,
         LogFormat::Auto | LogFormat::Megatron => Form::Megatron,
+        LogFormat::MegatronLm => Form::MegatronLm,
         LogFormat::Short => Form::Short,
     });
     Report::open(console, folder, storage, run_info(m), every, events, step)
@@ -517,12 +539,18 @@ fn open_status(
 
 fn run_info(m: &Manifest) -> RunInfo {
     let flops = model::flops_per_token(&m.model);
+    let simple = || {
+        let parameters = model::parameters(&m.model) as f64;
+        simple_factor(m.topology.recompute) * parameters
+    };
     RunInfo {
         total_samples: m.train.samples,
         total_steps: m.batch.ramp().steps(m.train.samples),
         seq_len: m.model.seq_len,
         model_flops_per_token: flops.model,
         hardware_flops_per_token: flops.hardware(m.topology.recompute),
+        simple_flops_per_token: m.log.simple_tflops.then(simple),
+        devices: m.topology.ranks(),
         peak_flops: m.log.peak_tflops.map(|peak| peak * 1e12),
     }
 }

@@ -1,6 +1,6 @@
-//! Time at which a run must leave its Slurm job in order to save before the job ends, based on its
-//! own slowest step and save. Rank 0 checks it, and all ranks leave at the step that rank 0
-//! selects.
+//! Time at which a run must leave its Slurm job, or end a start of `--minutes`, in order to save before
+//! that time is over, based on its own slowest step and save. Rank 0 checks it, and all ranks leave
+//! at the step that rank 0 selects.
 //!
 //! A thread queries Slurm at the start and every ten minutes, because administrators extend jobs.
 //! Without an answer the run continues as if it had no limit; the SIGTERM that Slurm sends at the
@@ -36,27 +36,33 @@ const SAVED_PER_SECOND: f64 = 1e8;
 
 pub struct TimeLimit {
     end: Arc<Mutex<Option<JobEnd>>>,
-    /// Closed on drop, which ends the thread.
-    _open: Sender<()>,
+    /// Closed on drop, which ends the thread that queries Slurm. None for `--minutes`.
+    open: Option<Sender<()>>,
     margin: Duration,
     steps: StepTimes,
     /// Seconds of the slowest save.
     save: Rc<Cell<f64>>,
 }
 
-/// None on ranks other than 0, and outside a Slurm job.
-impl Watcher for Option<TimeLimit> {
+/// Limits of the job and of `--minutes`; none on ranks other than 0.
+impl Watcher for Vec<TimeLimit> {
     fn name(&self) -> &'static str {
         "time limit"
     }
 
     fn requests(&mut self, _: &RunView) -> anyhow::Result<Requests> {
-        Ok(Requests::LEAVE.when(self.as_mut().is_some_and(TimeLimit::is_due)))
+        let due = self.iter_mut().filter_map(|limit| {
+            let request = if limit.is_of_job() { Requests::LEAVE } else { Requests::STOP };
+            limit.is_due().then_some(request)
+        });
+        Ok(due.fold(Requests::NONE, |all, request| all | request))
     }
 
     fn notice(&mut self, _: &RunView, event: &Event) -> anyhow::Result<()> {
-        if let (Event::Evaluated(time), Some(limit)) = (event, self) {
-            limit.record_evaluation(*time);
+        if let Event::Evaluated(time) = event {
+            for limit in self {
+                limit.record_evaluation(*time);
+            }
         }
         Ok(())
     }
@@ -88,13 +94,31 @@ impl TimeLimit {
             tracing::warn!("the job's end is ignored: {error:#}");
             return None;
         }
-        Some(TimeLimit { end, _open: open, margin, steps: StepTimes::default(), save })
+        Some(TimeLimit { end, open: Some(open), margin, steps: StepTimes::default(), save })
     }
 
-    /// Whether the run must leave now in order to save in time. Called between two steps.
+    /// Ends a start so that its last save is complete when it has run for `limit`. `save` has the
+    /// seconds of the slowest save.
+    pub fn from_start(started: Moment, limit: Duration, save: Rc<Cell<f64>>) -> TimeLimit {
+        let end = Some(JobEnd { asked: started, left: limit, limit: None });
+        let end = Arc::new(Mutex::new(end));
+        let margin = Duration::ZERO;
+        TimeLimit { end, open: None, margin, steps: StepTimes::default(), save }
+    }
+
+    /// Whether it is a Slurm job's, not that of `--minutes`.
+    fn is_of_job(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Whether the run must leave now in order to save in time. Called between two steps. A start of
+    /// `--minutes` trains at least a step.
     fn is_due(&mut self) -> bool {
         let save = self.save.get();
         self.steps.step_ended(Moment::now());
+        if !self.is_of_job() && self.steps.recent.is_empty() {
+            return false;
+        }
         let slowest = self.steps.slowest();
         let Some(end) = *self.end.lock() else { return false };
         let left = end.left();
@@ -104,7 +128,8 @@ impl TimeLimit {
         }
         let [left, slowest] = [left, slowest].map(|time| Seconds(time.as_secs_f64()));
         let save = Seconds(save);
-        tracing::info!("the job ends in {left}: leaving (slowest step {slowest}, save {save})");
+        let what = if self.is_of_job() { "the job ends" } else { "--minutes are over" };
+        tracing::info!("{what} in {left}: leaving (slowest step {slowest}, save {save})");
         true
     }
 
@@ -234,7 +259,7 @@ mod tests {
                 left: Duration::from_secs(left),
                 limit: limit.map(Duration::from_secs),
             }))),
-            _open: channel().0,
+            open: Some(channel().0),
             margin: Duration::from_secs(60),
             steps: StepTimes { evaluation: Duration::from_secs(100), ..Default::default() },
             save: Rc::new(Cell::new(20.0)),
@@ -248,5 +273,23 @@ mod tests {
         let unknown = TimeLimit { end: Arc::default(), ..limit(0) };
         assert!(!{ unknown }.is_due(), "without an end the run continues");
         assert_eq!(expected_save(2_000_000_000, 4), 5.0);
+    }
+
+    #[test]
+    fn a_start_of_minutes_trains_a_step_and_leaves_in_time() {
+        let limit = |seconds| {
+            let save = Rc::new(Cell::new(20.0));
+            TimeLimit::from_start(Moment::now(), Duration::from_secs(seconds), save)
+        };
+        let mut over = limit(0);
+        assert!(!over.is_due(), "no step has ended");
+        assert!(over.is_due() && !over.is_of_job());
+        let mut long = limit(5000);
+        assert!(!long.is_due() && !long.is_due());
+        // 1.5 · 3000 s + 2 · 20 s are less than the time that remains; 1.5 · 4000 s are not.
+        long.steps.record(Duration::from_secs(3000));
+        assert!(!long.is_due());
+        long.steps.record(Duration::from_secs(4000));
+        assert!(long.is_due());
     }
 }

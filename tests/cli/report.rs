@@ -11,7 +11,7 @@ use gptrain::launch::console::Console;
 use gptrain::launch::storage::Storage;
 use gptrain::train::report::metrics::{Dropped, Metrics, MetricsFile};
 use gptrain::train::report::numbers::{NUMBERS, Number, Shown, StepRow};
-use gptrain::train::report::tensorboard::Events;
+use gptrain::train::report::tensorboard::{Events, Position};
 use gptrain::train::report::{Report, RunInfo};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +25,8 @@ fn info() -> RunInfo {
         total_samples: 320,
         seq_len: 128,
         model_flops_per_token: 1e6,
+        simple_flops_per_token: None,
+        devices: 1,
         hardware_flops_per_token: 1e6,
         peak_flops: None,
         total_steps: 20,
@@ -163,9 +165,9 @@ fn opening_drops_torn_lines_wherever_they_are() {
 fn an_event_file_is_tfrecords_of_events() {
     let folder = tempfile::tempdir().unwrap();
     let mut events = Events::open(folder.path(), &storage(folder.path())).unwrap();
-    events
-        .scalars(300, 4800, &[("a", 1.5), ("b/c", -0.25)])
-        .unwrap();
+    let at = Position { step: 300, samples: 4800, tokens: 9_830_400 };
+    events.scalars(at, &[("a", 1.5), ("b/c", -0.25)]).unwrap();
+    events.scalars(at, &[("lm-loss-x", 2.0)]).unwrap();
     drop(events);
     let bytes = fs::read(&events::files(folder.path())[0]).unwrap();
 
@@ -195,6 +197,10 @@ fn an_event_file_is_tfrecords_of_events() {
     assert!(read[1].start && read[1].step == 4800);
     assert_eq!(read[2].step, 4800);
     assert_eq!(read[2].scalars[1], scalar("b/c vs samples", -0.25));
+    let bytes = fs::read(&events::files(&folder.path().join("by-tokens"))[0]).unwrap();
+    let read = events::read(&bytes);
+    assert_eq!((read.len(), read[2].step), (3, 9_830_400), "losses alone: {read:?}");
+    assert_eq!(read[2].scalars, [scalar("lm-loss-x vs tokens", 2.0)]);
 }
 
 #[test]
@@ -278,7 +284,7 @@ fn what_cannot_be_reported_is_said() {
 /// Place that shows a number, as the docs name it.
 fn place(shown: &Shown) -> String {
     match shown {
-        Shown::Line(..) => "log line".to_string(),
+        Shown::Line(..) | Shown::LmLine(..) => "log line".to_string(),
         Shown::Short(..) => "short line".to_string(),
         Shown::Curve(tag) => format!("TensorBoard `{tag}`"),
         Shown::Chart(..) | Shown::Last(..) => "page".to_string(),
@@ -319,6 +325,7 @@ fn places_of_one_kind_differ() {
     for shown in NUMBERS.iter().flat_map(|number| number.shown) {
         let id = match shown {
             Shown::Line(at, ..) => format!("line {at}"),
+            Shown::LmLine(at, ..) => format!("Megatron-LM's line {at}"),
             Shown::Short(at, ..) => format!("short {at}"),
             Shown::Curve(tag) => format!("curve {tag}"),
             Shown::Chart(at, ..) => format!("chart {at}"),

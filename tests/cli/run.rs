@@ -1,10 +1,11 @@
 //! `gptrain run` as a user runs it: training, stopping, resuming, and all possible mistakes.
 
-use crate::common::binary::{Done, Lab, run_args};
+use crate::common::binary::{Done, Lab, free_port, run_args};
 use gptrain::train::testing::STEP_DELAY;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::Path;
+use std::process::Stdio;
 
 #[test]
 fn trains_reports_evaluates_and_saves() {
@@ -349,6 +350,78 @@ fn replicas_follow_from_the_ranks() {
     }
 }
 
+/// A pattern and weights by size: the start counts what each dataset gives, and the folder keeps it.
+#[test]
+fn a_start_lists_the_datasets_of_a_mixture() {
+    let lab = Lab::new();
+    for ending in ["bin", "idx"] {
+        let [from, to] = ["corpus", "corpus2"].map(|name| lab.path(&format!("{name}.{ending}")));
+        fs::copy(from, to).unwrap();
+    }
+    let data = "data={train: 'corpu*', split: '80,20,0', size_exponent: 0.5}";
+    let done = lab.run(&[data, "train.steps=2"]);
+    done.expect(0, &[]);
+    for says in ["2 training datasets:", " 50.00 %, 4 samples, "] {
+        assert!(done.out.contains(says), "{says}: {}", done.out);
+    }
+    assert_eq!(done.out.matches(" 50.00 %, 4 samples, ").count(), 2, "{}", done.out);
+    let record = fs::read_to_string(lab.path("runs/a/manifest.yaml")).unwrap();
+    assert_eq!(record.matches("weight: 0.5").count(), 2, "{record}");
+    // A dataset that appears later is another mixture, which a start from the folder does not see.
+    fs::copy(lab.path("corpus.idx"), lab.path("corpus3.idx")).unwrap();
+    lab.gptrain(&["run", "runs/a", "--set", "train.steps=3"])
+        .expect(0, &[]);
+    assert_eq!(lab.losses("runs/a").len(), 3);
+}
+
+/// A run that has begun keeps its length. A start trains a step at least, saves, and the next continues;
+/// as threads, and as processes that a launcher starts.
+#[test]
+fn a_start_of_a_begun_run_ends_after_its_minutes() {
+    let lab = Lab::new();
+    let long = ["train.steps=100000", "checkpoint.interval=1000000", "topology.data=2"];
+    lab.run(&["train.steps=2", long[1], long[2]]).well();
+    let sets = long.iter().flat_map(|set| ["--set", set]);
+    let words: Vec<&str> = ["run", "run.yaml", "--minutes", "0.02"]
+        .into_iter()
+        .chain(sets)
+        .collect();
+    let mut before = 2;
+    for _ in 0..2 {
+        let done = lab.gptrain(&words);
+        done.expect(0, &[]);
+        for says in [
+            "this start saves and ends within 1.2 s (--minutes)",
+            "--minutes are over in",
+            "stopped and saved: the same command continues",
+        ] {
+            assert!(done.out.contains(says), "{says}: {}", done.out);
+        }
+        let steps = lab.losses("runs/a").len();
+        assert!(steps > before && steps < 100_000, "{steps} steps after {before}");
+        assert!(
+            lab.path(&format!("runs/a/checkpoints/step-{steps:08}"))
+                .is_dir(),
+            "{steps}"
+        );
+        before = steps;
+    }
+    let port = free_port();
+    let ranks = [0, 1].map(|rank| {
+        let mut command = lab.rank(rank, 2, port, &long);
+        command.args(["--minutes", "0.02"]);
+        command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    });
+    for rank in ranks {
+        Done::of(rank.wait_with_output().unwrap()).expect(0, &[]);
+    }
+    assert!(lab.losses("runs/a").len() > before);
+}
+
 #[test]
 fn a_run_is_as_long_as_its_minutes() {
     let lab = Lab::new();
@@ -377,7 +450,8 @@ fn a_run_is_as_long_as_its_minutes() {
     assert!(again.out.contains(&format!("has begun with {steps} steps")), "{}", again.out);
     assert!(again.expect(0, &[]).out.contains("nothing left to do"), "{}", again.out);
 
-    let both = [&minutes[..], &["--set", "train.steps=3"]].concat();
+    let new = ["--set", "log.folder=runs/c", "--set", "train.steps=3"];
+    let both = [&minutes[..], &new].concat();
     lab.gptrain(&both)
         .expect(2, &["--minutes and train.steps both set", "keep one"]);
     lab.gptrain(&["run", "run.yaml", "--minutes", "0"])

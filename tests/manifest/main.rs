@@ -5,6 +5,7 @@
 //! | `accepted` | accepted manifests, and that the effective manifest means the same |
 //! | `reference` | docs/manifest.md, made from the schema |
 //! | `coming_from` | docs/coming-from.md, made from the table of other trainers' names; suggestions |
+//! | `data_files` | datasets named by files of weights and patterns, and weighed by their size |
 //! | `refused` | refused manifests, with the text of every message |
 //! | `adafactor`, `muon` | the settings of Adafactor and of Muon |
 //! | `editors` | the schema for editors, with numbers as people write them |
@@ -15,6 +16,7 @@
 mod accepted;
 mod adafactor;
 mod coming_from;
+mod data_files;
 mod editors;
 mod hostile;
 mod layers;

@@ -84,8 +84,8 @@ fn unknown_keys_name_the_nearest_known_one() {
     check_added(
         "log: {colour: x}",
         "m.yaml:17: unknown key log.colour → log has the \
-         keys folder, format, interval, on_event, \
-         peak_tflops, prometheus, tensorboard",
+         keys folder, format, interval, on_event, params_norm, \
+         peak_tflops, prometheus, simple_tflops, tensorboard, zeros",
     );
     check_set("modl.layers=3", "--set modl.layers: unknown key modl → did you mean model?");
     check_set("lr.peek=3", "--set lr.peek: unknown key lr.peek → did you mean lr.peak?");
@@ -350,7 +350,7 @@ fn stages_of_the_data_are_in_order_and_within_the_run() {
     );
     stages(
         "[{from_samples: 20}]",
-        "m.yaml:10: data.stages.0.train is missing → add `train:` with prefix (Prefix, or list of \
+        "m.yaml:10: data.stages.0.train is missing → add `train:` (Prefix, or list of \
          datasets with weights, as in data.train)",
     );
     check(
@@ -370,8 +370,8 @@ fn datasets_are_checked_as_far_as_the_manifest_goes() {
     check("  train: []", "m.yaml:9: data.train has no dataset → give at least one prefix");
     check(
         "  train: [{weight: 2}]",
-        "m.yaml:9: data.train.0.prefix is missing → add `prefix:` \
-         (PREFIX of PREFIX.bin and PREFIX.idx)",
+        "m.yaml:9: data.train.0 has neither a prefix nor a weights_file → give the PREFIX of \
+         PREFIX.bin",
     );
     check(
         "  train: [{prefix: a, weight: -1}]",

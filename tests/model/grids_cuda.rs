@@ -273,7 +273,7 @@ pub fn train(
 }
 
 /// Samples `first ..`, each counting 1 / `of` in the loss.
-fn batch(first: usize, samples: usize, of: usize, seq: usize) -> Batch {
+pub fn batch(first: usize, samples: usize, of: usize, seq: usize) -> Batch {
     let tokens: Vec<i32> = (first..first + samples)
         .flat_map(|s| common::tokens(1, seq, 128, s as u64))
         .collect();

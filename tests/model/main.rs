@@ -7,6 +7,7 @@
 //! | `grids` | every grid of ranks equals one rank, in several families of settings |
 //! | `grids_cuda` | grids of GPUs (the software stand-in, or one real GPU) equal one CPU; CUDA graphs |
 //! | `offload` | states on the host change no bit, on any grid, CPU and GPU |
+//! | `measures` | zeros of gradients and norm of weights: counted by hand, on every grid, on GPUs |
 //! | `order` | waits order all accesses to one byte, for every manifest and kind of grid |
 //! | `adam8bit` | 8-bit moments: their error, against bitsandbytes, and a run against AdamW's |
 //! | `mup` | change of activations by steps at several widths; grids |
@@ -29,6 +30,7 @@ mod fp8;
 mod grids;
 mod grids_cuda;
 mod llama;
+mod measures;
 mod muon;
 mod mup;
 mod offload;

@@ -37,8 +37,26 @@ pub fn all(b: &Bench, len: usize) {
             .map(|x| x.iter().map(|x| x * x).sum())
             .collect()
     });
+    count_zeros(b, &x, &y);
     digests(b, &x, &z);
     adamw(b, len);
+}
+
+/// Zeros of tensors with some, all, none, and of one without elements; -0 is one.
+fn count_zeros(b: &Bench, x: &Known, y: &Known) {
+    let len = x.on.numel();
+    let sparse: Vec<f64> = (0..len)
+        .map(|i| [0.0, 1.0, -0.0, f64::NAN][i % 4])
+        .collect();
+    let sparse = b.known(1, len, DType::F32, &sparse);
+    let all = b.known(1, len, DType::F32, &vec![0.0; len]);
+    let [lows, highs] = [0; 2].map(|_| b.blank(1, 4, DType::F32));
+    let xs = [sparse.on, all.on, y.on, all.on.span(0, 0)];
+    b.run(op::CountZeros { xs: &xs, lows: lows.set(), highs: highs.set() });
+    let zeros = [len.div_ceil(4) + (len + 1) / 4, len, 0, 0];
+    let high = op::ZEROS_PER_HIGH as usize;
+    b.exactly("lower parts", lows, || zeros.map(|n| (n % high) as f64).to_vec());
+    b.exactly("higher parts", highs, || zeros.map(|n| (n / high) as f64).to_vec());
 }
 
 /// Digests, against the definition; and that one bit changes them.

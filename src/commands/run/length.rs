@@ -8,7 +8,6 @@ use launch::messages::Messages;
 use launch::{self, LocalRanks};
 use manifest::{Loaded, Manifest};
 use model::Inputs;
-use std::path::Path;
 use std::time::Instant;
 use train::loader::DataShard;
 
@@ -55,9 +54,13 @@ fn list_changed_sizes(m: &Manifest, to: &Manifest) -> Vec<String> {
         .collect()
 }
 
-/// Fits a run to about `minutes` on this machine. A model that would take too few steps is made smaller.
-/// A run that has begun keeps its settings, because its model and its schedule must not change. `load`
-/// reads the manifest with more settings.
+/// Whether a run has begun. Its model and its schedule must not change then.
+pub fn has_begun(m: &Manifest) -> bool {
+    m.log.folder.join(manifest::IN_FOLDER).exists()
+}
+
+/// Fits a new run to about `minutes` on this machine. A model that would take too few steps is made
+/// smaller. `load` reads the manifest with more settings.
 pub fn fit(
     loaded: &Loaded,
     load: &dyn Fn(&[String]) -> anyhow::Result<Loaded>,
@@ -65,9 +68,6 @@ pub fn fit(
     messages: &Messages,
 ) -> anyhow::Result<Fitted> {
     let folder = &loaded.manifest.log.folder;
-    if folder.join(manifest::IN_FOLDER).exists() {
-        return keep_settings(&loaded.manifest, folder);
-    }
     let mut fitted = Fitted::default();
     let mut now = loaded.clone();
     let mut seconds = seconds_per_step(&now, messages)?;
@@ -108,13 +108,17 @@ pub fn fit(
     Ok(fitted)
 }
 
-/// Settings of a run that has begun, as it has them.
-fn keep_settings(m: &Manifest, folder: &Path) -> anyhow::Result<Fitted> {
+/// Settings of a run that has begun, as it has them; its length too, unless a setting changes it.
+pub fn keep_settings(m: &Manifest, changes_length: bool) -> anyhow::Result<Fitted> {
+    let folder = &m.log.folder;
     let begun = manifest::load(folder, &[])?.manifest;
     let steps = begun.batch.ramp().steps(begun.train.samples);
     let mut sets = list_changed_sizes(m, &begun);
     let reduced: String = sets.iter().map(|set| format!(", {set}")).collect();
     let line = format!("{} has begun with {steps} steps{reduced}: they stay", folder.display());
+    if changes_length {
+        return Ok(Fitted { sets, lines: Vec::new() });
+    }
     sets.extend(set_length(begun.train.samples, begun.lr.warmup_samples));
     Ok(Fitted { sets, lines: vec![line] })
 }

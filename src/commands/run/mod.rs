@@ -12,6 +12,7 @@ use launch::messages::Messages;
 use manifest::Manifest;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use train::report::metrics::Metrics;
 use train::trace::{Steps, TraceOptions};
 
@@ -26,8 +27,10 @@ pub struct Run {
     /// Change a setting of the manifest, as in `--set optimizer.adamw.beta2=0.95`
     #[arg(long, value_name = "KEY=VALUE", value_parser = SETTINGS, hide_possible_values = true)]
     set: Vec<String>,
-    /// Choose the run's length so that it takes about this many minutes on this machine: times a few
-    /// steps first, and scales the warm-up with the length. `--example` uses 0.75
+    /// A new run: choose its length so that it takes about this many minutes on this machine (times a
+    /// few steps first, and scales the warm-up with the length; `--example` uses 0.75). A run that has
+    /// begun: keep its length; this start saves and ends within this many minutes, as at SIGTERM, and
+    /// the same command continues
     #[arg(long, value_name = "MINUTES", value_parser = number::real_in(0.01..=1e6))]
     minutes: Option<f64>,
     /// Resume from this checkpoint (step-00000040) instead of the newest, or from a mirror
@@ -63,8 +66,10 @@ impl Run {
             Some(path) => path.clone(),
             None => example::prepare()?,
         };
-        let minutes = self.minutes()?;
         let mut loaded = launch::load_manifest(&path, &self.set)?;
+        let has_begun = length::has_begun(&loaded.manifest);
+        let ends_after = self.minutes.filter(|_| has_begun);
+        let minutes = self.minutes(has_begun)?;
         if let Some(steps) = self.probe.steps {
             return self.probe.run(steps, &loaded, &rank_words(&[]), messages);
         }
@@ -78,14 +83,23 @@ impl Run {
         if let Some(minutes) = minutes {
             let load =
                 |more: &[String]| launch::load_manifest(&path, &[&self.set[..], more].concat());
-            let fitted = length::fit(&loaded, &load, minutes, messages)?;
+            let fitted = if has_begun {
+                length::keep_settings(&loaded.manifest, self.set_length().is_some())?
+            } else {
+                length::fit(&loaded, &load, minutes, messages)?
+            };
             for line in fitted.lines {
                 tracing::info!("{line}");
             }
             loaded = load(&fitted.sets)?;
             settings = fitted.sets;
         }
-        if train::start_processes(&loaded, &rank_words(&settings))? {
+        if let Some(minutes) = ends_after {
+            let time = base::Seconds(60.0 * minutes);
+            tracing::info!("this start saves and ends within {time} (--minutes)");
+        }
+        let words = if has_begun { ranks_of_begun(&settings) } else { rank_words(&settings) };
+        if train::start_processes(&loaded, &words)? {
             return Ok(());
         }
         let Run { resume_from, reset_optimizer, verify_resume, ops, .. } = self;
@@ -101,6 +115,7 @@ impl Run {
             trace,
             ops,
             keeps_nothing,
+            ends_after: ends_after.map(|minutes| Duration::from_secs_f64(60.0 * minutes)),
         };
         let ended = train::run(&loaded, &options, messages)?;
         if messages.console().form() == Form::Quiet {
@@ -118,17 +133,20 @@ impl Run {
         Ok(())
     }
 
-    /// Minutes that set the length. The example has a default, unless a setting sets the length.
-    fn minutes(&self) -> Result<Option<f64>, Problems> {
-        match (
-            self.minutes,
-            length::LENGTHS.into_iter().find(|key| {
-                self.set
-                    .iter()
-                    .any(|set| set.starts_with(&format!("{key}=")))
-            }),
-        ) {
-            (Some(_), Some(key)) => Err(Problems::one(
+    /// Key of a setting that sets the length.
+    fn set_length(&self) -> Option<&'static str> {
+        let is_set = |key: &str| {
+            let start = format!("{key}=");
+            self.set.iter().any(|set| set.starts_with(&start))
+        };
+        length::LENGTHS.into_iter().find(|key| is_set(key))
+    }
+
+    /// Minutes that set the length of a new run. The example has a default, unless a setting sets the
+    /// length.
+    fn minutes(&self, has_begun: bool) -> Result<Option<f64>, Problems> {
+        match (self.minutes, self.set_length()) {
+            (Some(_), Some(key)) if !has_begun => Err(Problems::one(
                 "--minutes",
                 format!("--minutes and {key} both set the run's length"),
                 "keep one of them",
@@ -221,6 +239,13 @@ fn print_next_commands(m: &Manifest, example: bool) {
     if example {
         base::say!("  gptrain manifest new --help  # for a text of your own");
     }
+}
+
+/// Arguments of the ranks of a run that has begun: this process's own, and the run's length.
+fn ranks_of_begun(settings: &[String]) -> Vec<OsString> {
+    let own = std::env::args_os().skip(1);
+    let sets = settings.iter().flat_map(|set| ["--set".into(), set.into()]);
+    own.chain(sets).collect()
 }
 
 /// Arguments of the ranks that this process starts: its own, with the length that it has chosen.

@@ -236,6 +236,11 @@ vectorised! {
     pub(super) fn square_sum_f64(x: &[f32]) -> f64 {
         reduce_f64(x, |x| x * x)
     }
+
+    /// Number of zeros.
+    pub(super) fn zeros_f64(x: &[f32]) -> f64 {
+        reduce_f64(x, |x| if x == 0.0 { 1.0 } else { 0.0 })
+    }
 }
 
 /// Index of the random words of dropout: row in the whole run, head and first column.

@@ -1,7 +1,7 @@
 //! Sums of squares, clipping, AdamW.
 
 use super::Cpu;
-use super::math::{square_sum_f64, sum_f64, vectorised};
+use super::math::{square_sum_f64, sum_f64, vectorised, zeros_f64};
 use super::memory::{
     BLOCK, Block, download, load, load_bits, put, scalar, store, store_long, upload, with_block,
     with_blocks_mut,
@@ -20,6 +20,14 @@ pub(super) fn sum(cpu: &Cpu, &op::Sum { x, y }: &op::Sum) {
 pub(super) fn square_sums(cpu: &Cpu, op: &op::SquareSums) {
     for (i, x) in op.xs.iter().enumerate() {
         store(&[total(cpu, *x, square_sum_f64) as f32], op.y.to, i);
+    }
+}
+
+pub(super) fn count_zeros(cpu: &Cpu, op: &op::CountZeros) {
+    for (i, x) in op.xs.iter().enumerate() {
+        let zeros = total(cpu, *x, zeros_f64) as u64;
+        store(&[(zeros % op::ZEROS_PER_HIGH) as f32], op.lows.to, i);
+        store(&[(zeros / op::ZEROS_PER_HIGH) as f32], op.highs.to, i);
     }
 }
 

@@ -207,13 +207,21 @@ kernel_args! {
         slot: [u32; 64],
         /// [tensors, 1 + SUM_PARTS]: number of partial sums, then these
         parts: *mut f64,
-        count: u32, square: u32, vector: u32,
+        count: u32,
+        /// 0 sums the values, 1 their squares, 2 counts the zeros.
+        term: u32, vector: u32,
     }
 
     struct SumFinish {
         /// [tensors, 1 + SUM_PARTS]
         parts: *const f64,
         out: *mut f32, add: u32,
+    }
+
+    struct CountFinish {
+        /// [tensors, 1 + SUM_PARTS]
+        parts: *const f64,
+        lows: *mut f32, highs: *mut f32, high: f64,
     }
 
     struct DigestParts {

@@ -17,12 +17,32 @@ const ADAMW_BLOCKS: usize = 4224;
 /// Blocks that digest a tensor: as many as occupy a whole GPU.
 const DIGEST_PARTS: usize = 1056;
 
+/// Term that an element adds to a sum, as in the kernel.
+#[derive(Clone, Copy)]
+enum Term {
+    Value = 0,
+    Square = 1,
+    /// 1 for a zero.
+    IsZero = 2,
+}
+
 pub(super) fn sum(cuda: &Cuda, op: &op::Sum) {
-    totals(cuda, &[op.x], false, op.y);
+    totals(cuda, &[op.x], Term::Value, op.y);
 }
 
 pub(super) fn square_sums(cuda: &Cuda, op: &op::SquareSums) {
-    totals(cuda, op.xs, true, op.y);
+    totals(cuda, op.xs, Term::Square, op.y);
+}
+
+pub(super) fn count_zeros(cuda: &Cuda, op: &op::CountZeros) {
+    if op.xs.is_empty() {
+        return;
+    }
+    let parts = sum_parts(cuda, op.xs, Term::IsZero);
+    let op::CountZeros { lows, highs, .. } = *op;
+    let high = op::ZEROS_PER_HIGH as f64;
+    let arguments = arguments!(CountFinish { parts, lows, highs, high });
+    cuda.launch("count_finish", Grid::line(op.xs.len(), 256), arguments);
 }
 
 /// Maximum tensors of a launch: the capacity of the kernels' arguments.
@@ -43,7 +63,17 @@ fn launches<K: Eq>(kinds: impl Iterator<Item = K>) -> Vec<(K, Vec<usize>)> {
     all
 }
 
-fn totals(cuda: &Cuda, xs: &[Tensor], square: bool, out: Out) {
+fn totals(cuda: &Cuda, xs: &[Tensor], term: Term, out: Out) {
+    if xs.is_empty() {
+        return;
+    }
+    let parts = sum_parts(cuda, xs, term);
+    let arguments = arguments!(SumFinish { parts, out, add: out.add });
+    cuda.launch("sum_finish", Grid::line(xs.len(), 256), arguments);
+}
+
+/// Partial sums of each tensor, in scratch memory.
+fn sum_parts(cuda: &Cuda, xs: &[Tensor], term: Term) -> usize {
     let parts = cuda.scratch(xs.len() * (1 + PARTS) * size_of::<f64>());
     let kinds = xs
         .iter()
@@ -57,7 +87,7 @@ fn totals(cuda: &Cuda, xs: &[Tensor], square: bool, out: Out) {
             slot: [0; TENSORS],
             parts: parts as _,
             count: some.len() as u32,
-            square: square.into(),
+            term: term as u32,
             vector: vector.into(),
         };
         let mut blocks = 0;
@@ -70,10 +100,7 @@ fn totals(cuda: &Cuda, xs: &[Tensor], square: bool, out: Out) {
         }
         cuda.launch(typed!("sum_parts", dtype), Grid::line(blocks, 256), arguments);
     }
-    if !xs.is_empty() {
-        let arguments = arguments!(SumFinish { parts, out, add: out.add });
-        cuda.launch("sum_finish", Grid::line(xs.len(), 256), arguments);
-    }
+    parts
 }
 
 pub(super) fn digests(cuda: &Cuda, op: &op::Digests) {

@@ -18,6 +18,7 @@ mod product;
 mod update;
 
 pub use access::{Access, Accesses, Arg};
+pub use update::ZEROS_PER_HIGH;
 
 use super::{
     AdamWUpdate, Attend, Coded, Epilogue, FusedMatrix, InPlace, Logits, LossLogits, MatrixPart,
@@ -201,6 +202,10 @@ ops! { $
 
     /// y[0, i] = Σ xᵢ², f32 [1, n]; accumulated in f64.
     SquareSums<'a>("square sums") => optimizer::square_sums { xs: &'a [Tensor], y: Out }
+
+    /// Number of zeros in each xᵢ: lows[0, i] + 4096·highs[0, i], f32 [1, n]. Both parts and their
+    /// sums over 4096 tensors are exact.
+    CountZeros<'a>("zeros") => optimizer::count_zeros { xs: &'a [Tensor], lows: Out, highs: Out }
 
     /// y[0, i] = digest of the bits of xᵢ: Σ over its elements of `digest_term` mod 2⁶⁴. It does
     /// not depend on the order of the sum, and a change of one element always changes it. xs of

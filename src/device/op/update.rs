@@ -1,8 +1,8 @@
 //! Sums, clipping, the loss scaler, AdamW, and the ops of low-rank gradients.
 
 use super::{
-    Adam8bit, AdamScalars, AdamW, Axpy, Clip, Digests, InPlace, LossScaleStep, Orthogonalize,
-    SkipAbove, Spec, SquareSums, Sum,
+    Adam8bit, AdamScalars, AdamW, Axpy, Clip, CountZeros, Digests, InPlace, LossScaleStep,
+    Orthogonalize, SkipAbove, Spec, SquareSums, Sum,
 };
 use crate::{AdamWUpdate, Coded, Out, Tensor, Work};
 use base::{DType, div_exact};
@@ -28,6 +28,24 @@ impl Spec for SquareSums<'_> {
         Work::op(2 * numel)
             .moving(self.xs.iter().copied())
             .moving([self.y.to])
+    }
+}
+
+/// Zeros for each unit of `CountZeros::highs`.
+pub const ZEROS_PER_HIGH: u64 = 4096;
+
+impl Spec for CountZeros<'_> {
+    fn check(&self) {
+        for Out { to, add } in [self.lows, self.highs] {
+            let one_each = (self.xs.len(), DType::F32, false);
+            assert_eq!((to.numel(), to.dtype, add), one_each, "a count for each tensor");
+        }
+    }
+    fn cost(&self) -> Work {
+        let numel: usize = self.xs.iter().map(|x| x.numel()).sum();
+        Work::op(numel)
+            .moving(self.xs.iter().copied())
+            .moving([self.lows.to, self.highs.to])
     }
 }
 

@@ -17,13 +17,39 @@ use device::{Arena, Backend, Tensor, Transfer, op};
 use model::Module;
 use std::cell::{Cell, RefCell};
 
-/// Per bucket: its gradients as views of its buffer, and the destination of the sums of their
-/// squares.
-pub type Squares = Vec<Vec<(Vec<Tensor>, Tensor)>>;
+/// Sums over a gradient that its bucket's buffer holds.
+pub struct GradSums {
+    /// The gradient, as a view of the buffer.
+    pub grad: Tensor,
+    pub squares: Tensor, // f32 [1, 1]
+    /// Its elements without padding, and their zeros (`op::CountZeros`), if the log shows these.
+    pub zeros: Option<(Tensor, ZeroCounts)>,
+}
+
+/// Numbers of zeros (`op::CountZeros`), f32 [1, n].
+#[derive(Clone, Copy)]
+pub struct ZeroCounts {
+    pub lows: Tensor,
+    pub highs: Tensor,
+}
+
+impl ZeroCounts {
+    /// Counts of `len` tensors from the `first` on.
+    pub fn span(self, first: usize, len: usize) -> ZeroCounts {
+        let [lows, highs] = [self.lows, self.highs].map(|all| all.span(first, len));
+        ZeroCounts { lows, highs }
+    }
+
+    /// Counts the zeros of `xs`.
+    pub fn count(self, be: &dyn Backend, xs: &[Tensor]) {
+        be.run(op::CountZeros { xs, lows: self.lows.set(), highs: self.highs.set() });
+    }
+}
 
 /// Device buffers for the norm of gradients on the host.
 pub struct Norms {
-    pub squares: Squares,
+    /// By bucket.
+    pub grads: Vec<Vec<GradSums>>,
     /// ZeRO 2 and 3: two buffers f32 [1, n] for running sums from the host; n is the longest shard.
     pub sums: Option<[Tensor; 2]>,
 }
@@ -140,8 +166,11 @@ impl HostGrads {
             be.run(op::Copy { x: so_far, y: part.add() });
         }
         if last_micro {
-            for (grads, sums) in &self.norms.squares[index] {
-                be.run(op::SquareSums { xs: grads, y: sums.set() });
+            for sums in &self.norms.grads[index] {
+                be.run(op::SquareSums { xs: &[sums.grad], y: sums.squares.set() });
+                if let Some((grad, counts)) = sums.zeros {
+                    counts.count(be, &[grad]);
+                }
             }
         }
         self.stores.borrow_mut()[index] = Some(be.transfer(part, bucket.own_grads));

@@ -12,7 +12,7 @@ mod windows;
 #[cfg(test)]
 mod tests;
 
-pub use host_grads::{Norms, Squares};
+pub use host_grads::{GradSums, Norms, ZeroCounts};
 pub use offload::Offload;
 pub use plan::{BucketState, OffloadPlan, plan_buckets, plan_fp8_codes, plan_states};
 pub use slices::{Replica, StateRange, StateSlice, is_whole, saved_shape, slice_states};

@@ -1,11 +1,9 @@
 //! Checks of the default split, and of masks.
 
-use super::super::data::{BlendReader, RunInputs, raw, shares};
+use super::super::data::{BlendReader, DEFAULT_SPLIT, RunInputs, raw, shares};
 use super::super::report::Report;
 use super::super::{Data, Eod, Model};
 use std::path::Path;
-
-const DEFAULT_SPLIT: &str = "969,30,1";
 
 /// Checks the data section. Relative prefixes are resolved against `folder`.
 pub fn data(raw: raw::Data, run: &RunInputs, folder: &Path, report: &mut Report) -> Data {

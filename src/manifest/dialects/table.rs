@@ -260,6 +260,8 @@ pub const ROWS: &[Row] = &[
     key("log.interval").megatron("log_interval").hf("logging_steps").nanogpt("log_interval")
         .litgpt("train.log_interval").titan("metrics.log_freq"),
     key("log.tensorboard").titan("metrics.enable_tensorboard"),
+    flag("log.zeros").megatron("log_num_zeros_in_grad"),
+    flag("log.params_norm").megatron("log_params_norm"),
     count("train.steps").megatron("train_iters").olmo("trainer.max_duration").hf("max_steps")
         .nanogpt("max_iters")
         .litgpt("train.max_steps").titan("training.steps").llmc("-x")
@@ -354,7 +356,7 @@ pub const ROWS: &[Row] = &[
                    mid_level_dataset_surplus object_storage_cache_path manual_gc* repeated_dataloader")
         .hf("dataloader_num_workers").titan("training.gc_freq"),
     unneeded("a run saves and ends before its Slurm job does (`slurm.on_end`), on SIGTERM, and when the file \
-              `RUN/stop` appears; `--minutes` sets a length")
+              `RUN/stop` appears; `gptrain run --minutes` ends a start of a run that has begun")
         .megatron("exit_duration_in_mins exit_interval exit_signal* kill_switch_* adlr_autoresume*")
         .litgpt("train.max_time"),
     unneeded("`train.eval_interval`, `checkpoint.interval` and `log.interval` say when; 0 is never for an \
@@ -372,7 +374,7 @@ pub const ROWS: &[Row] = &[
                    pytorch_profiler_* use_nsys_profiler nvtx_ranges record_* memory_snapshot_path")
         .titan("profiling.enable_profiling profiling.profile_freq"),
     unneeded("each log line and metrics.jsonl have it")
-        .megatron("log_throughput log_params_norm log_num_zeros_in_grad log_timers_to_tensorboard \
+        .megatron("log_throughput log_timers_to_tensorboard \
                    log_validation_ppl_to_tensorboard log_memory_to_tensorboard log_batch_size_* \
                    log_learning_rate_* log_loss_scale_to_tensorboard log_world_size_to_tensorboard \
                    log_progress log_energy log_straggler log_optimizer_states_to_tensorboard \
@@ -545,9 +547,11 @@ pub const ROWS: &[Row] = &[
     noted("false", "gptrain's samples are the tokens in their order").megatron("fim_data"),
     noted("single", "gptrain reads samples in the order of `data.rule`").megatron("dataloader_type"),
     noted("null", "a file that lists the datasets: name them in data.train")
-        .megatron("data_args_path per_split_data_args_path train_weighted_split_paths_path \
-                   valid_weighted_split_paths_path train_weighted_split_paths valid_weighted_split_paths \
+        .megatron("data_args_path per_split_data_args_path train_weighted_split_paths \
+                   valid_weighted_split_paths_path valid_weighted_split_paths \
                    per_dataset_sequences_path"),
+    noted("null", "a file of weights: `data.train: {weights_file: FILE}`")
+        .megatron("train_weighted_split_paths_path"),
     noted("null", "gptrain makes the order of samples itself")
         .megatron("train_doc_idx_path train_sample_idx_path train_shuffle_idx_path train_idx_path \
                    train_data_exact_num_epochs phase_transition_iterations"),

@@ -1,4 +1,5 @@
-//! Log lines: Megatron-DeepSpeed's, which existing parsers read, and short ones for people.
+//! Log lines: Megatron-DeepSpeed's and Megatron-LM's, which existing parsers read, and short ones for
+//! people.
 //!
 //! Fields, widths and number formats are those of its `training_log` and
 //! `evaluate_and_print_results` as the BLOOM-176B run printed them, with OpenGPT-X's four digits of
@@ -8,14 +9,16 @@
 use super::RunInfo;
 use super::numbers::{Format, Interval, Shown, StepRow};
 use super::screen::time_left;
-use base::Count;
+use base::{Count, unix_time};
 use data::eval::Accuracy;
 use launch::console::Form;
+use std::time::Duration;
 
 /// Line of an interval of steps.
 pub(super) fn steps(form: Form, interval: &Interval, last: &StepRow, info: &RunInfo) -> String {
     match form {
         Form::Megatron | Form::Quiet => megatron(interval, last, info),
+        Form::MegatronLm => megatron_lm(interval, last, info, unix_time()),
         Form::Short => short_line(interval, last, info),
     }
 }
@@ -46,6 +49,27 @@ fn megatron(interval: &Interval, last: &StepRow, info: &RunInfo) -> String {
     let mut text = format!(" iteration {:8}/{:8}", last.step, info.total_steps);
     for (label, value) in fields {
         // Python writes `nan`.
+        text += &format!(" | {label}: {}", value.replace("NaN", "nan"));
+    }
+    text + " |"
+}
+
+/// Megatron-LM's line, as its `training_log` prints it with `--log-throughput`. In contrast to
+/// Megatron-DeepSpeed's, it begins with the date (here in UTC), times are in milliseconds, and the
+/// loss scale is printed in every precision.
+pub(super) fn megatron_lm(
+    interval: &Interval,
+    last: &StepRow,
+    info: &RunInfo,
+    now: Duration,
+) -> String {
+    let fields = interval.fields(last, info, |place| match place {
+        Shown::LmLine(order, label, summary, format) => Some((order, (label, summary, format))),
+        _ => None,
+    });
+    let date = base::date_and_time(now);
+    let mut text = format!(" [{date}] iteration {:8}/{:8}", last.step, info.total_steps);
+    for (label, value) in fields {
         text += &format!(" | {label}: {}", value.replace("NaN", "nan"));
     }
     text + " |"

@@ -3,6 +3,7 @@
 //! Independent of the model, the device and the checkpoint: it receives numbers and writes them.
 
 mod append;
+mod format;
 mod line;
 pub mod metrics;
 pub mod numbers;
@@ -30,7 +31,7 @@ use append::Appender;
 use metrics::{EvalRow, MetricsFile, TaskRow};
 use numbers::{Interval, Shown, StepRow};
 use screen::Screen;
-use tensorboard::Events;
+use tensorboard::{Events, Position};
 
 /// Constants of a run, for rates and totals.
 #[derive(Clone, Debug)]
@@ -43,6 +44,10 @@ pub struct RunInfo {
     pub model_flops_per_token: f64,
     /// FLOPs of one token, recomputation included; for `TFLOPs` in the log.
     pub hardware_flops_per_token: f64,
+    /// FLOPs of one token by the simple formula, if the log shows it.
+    pub simple_flops_per_token: Option<f64>,
+    /// Devices of the run.
+    pub devices: usize,
     /// Peak FLOP/s of all devices together, if known.
     pub peak_flops: Option<f64>,
     /// Optimizer steps in the whole run.
@@ -50,6 +55,11 @@ pub struct RunInfo {
 }
 
 impl RunInfo {
+    /// Place in the run after `step` steps, of `samples` samples.
+    fn position(&self, step: u64, samples: u64) -> Position {
+        Position { step, samples, tokens: self.tokens(samples) }
+    }
+
     /// Tokens in `samples` samples.
     fn tokens(&self, samples: u64) -> u64 {
         samples * self.seq_len as u64
@@ -138,7 +148,8 @@ impl Report {
             let scalars: Vec<_> = curves
                 .filter_map(|(number, tag)| Some((tag, (number.value)(row)?)))
                 .collect();
-            events.scalars(row.step, row.consumed_samples, &scalars)?;
+            let at = Position { step: row.step, samples: row.consumed_samples, tokens: row.tokens };
+            events.scalars(at, &scalars)?;
         }
         self.interval.add(row);
         self.screen.advance(row);
@@ -163,7 +174,7 @@ impl Report {
         })?;
         if let Some(events) = &mut self.events {
             let tag = format!("lm-loss-validation/{set}/lm loss validation");
-            events.scalars(step, consumed_samples, &[(&tag, loss)])?;
+            events.scalars(self.info.position(step, consumed_samples), &[(&tag, loss)])?;
         }
         self.screen
             .print(|form| line::validation(form, step, set, loss));
@@ -190,7 +201,7 @@ impl Report {
                 .iter()
                 .map(|(name, score)| (&**name, *score))
                 .collect();
-            events.scalars(step, consumed_samples, &scalars)?;
+            events.scalars(self.info.position(step, consumed_samples), &scalars)?;
         }
         self.screen
             .print(|form| line::task(form, step, task, &accuracy));

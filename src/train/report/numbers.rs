@@ -2,11 +2,13 @@
 //! comparison of runs, the status and Prometheus read the rows. A new number is a row here, beside
 //! the code that measures it.
 
+pub use super::format::Format;
+
 use super::RunInfo;
 use crate::energy::Energy;
 use crate::memory::FullestRank;
 use base::null_is_nan;
-use base::svg::{Scale, Stroke, short_number};
+use base::svg::{Scale, Stroke};
 use device::Health;
 use engine::Outcome;
 use manifest::Manifest;
@@ -83,8 +85,10 @@ impl Number {
 /// Place that shows a number. The first field is the order among places of the same kind.
 #[derive(Clone, Copy)]
 pub enum Shown {
-    /// Field of Megatron's log line.
+    /// Field of Megatron-DeepSpeed's log line.
     Line(u8, &'static str, Summary, Format),
+    /// Field of Megatron-LM's log line.
+    LmLine(u8, &'static str, Summary, Format),
     /// Field of the short log line. `{}` is the value.
     Short(u8, &'static str, Summary, Format),
     /// Tag of a TensorBoard curve.
@@ -112,33 +116,6 @@ pub enum Summary {
     LastStep,
     /// Value for all of them; None to omit the field.
     Steps(fn(&Interval, &RunInfo) -> Option<f64>),
-}
-
-/// Text form of a number.
-#[derive(Clone, Copy)]
-pub enum Format {
-    /// Fixed number of decimals.
-    Fixed(usize),
-    /// `1.50e-4`, with this number of decimals.
-    Exponent(usize),
-    /// Python's `1.50E-04`, with this number of decimals.
-    Scientific(usize),
-    /// Whole number, padded to this width.
-    Whole(usize),
-    /// Whole number with grouped thousands.
-    Count,
-    /// Rate, rounded to a whole number with grouped thousands.
-    Rate,
-    /// `16.4k`.
-    Brief,
-    Seconds,
-    Percent,
-    /// Bytes as `31.2 GiB`.
-    Memory,
-    /// Bytes in Megatron's MB, of 1024² bytes.
-    Megabytes,
-    /// Five significant digits.
-    Digits,
 }
 
 /// Value of a field, as a number. None if the step has none.
@@ -206,6 +183,7 @@ numbers! { source =>
     /// Samples consumed by the run up to and with this step.
     consumed_samples: u64 = source.done.samples.end, "samples", [
         Line(10, "consumed samples", LastStep, Whole(12)),
+        LmLine(10, "consumed samples", LastStep, Whole(12)),
         Last("samples", Count),
     ];
 
@@ -221,7 +199,9 @@ numbers! { source =>
     #[serde(deserialize_with = "null_is_nan")]
     lm_loss: f64 = source.done.outcome.loss, "nats", [
         Line(50, "lm loss", Steps(|all, _| all.loss()), Scientific(6)),
+        LmLine(60, "lm loss", Steps(|all, _| all.loss()), Scientific(6)),
         Line(100, "number of nan iterations", Steps(|all, _| Some(all.nan as f64)), Whole(3)),
+        LmLine(120, "number of nan iterations", Steps(|all, _| Some(all.nan as f64)), Whole(3)),
         Short(10, "loss {}", Steps(|all, _| all.loss()), Fixed(4)),
         Curve("lm-loss-training/lm loss"),
         Last("training loss", Digits),
@@ -234,6 +214,7 @@ numbers! { source =>
     #[serde(deserialize_with = "null_is_nan")]
     grad_norm: f64 = source.done.outcome.grad_norm, "", [
         Line(80, "grad norm", LastStep, Fixed(3)),
+        LmLine(80, "grad norm", LastStep, Fixed(3)),
         Short(30, "grad norm {}", LastStep, Fixed(2)),
         Curve("grad-norm/grad-norm"),
         Chart(20, "gradient norm, before clipping", Stroke::Faint, None, |row| row.grad_norm),
@@ -247,6 +228,7 @@ numbers! { source =>
     /// Learning rate.
     lr: f64 = source.done.lr, "", [
         Line(30, "learning rate", LastStep, Scientific(3)),
+        LmLine(40, "learning rate", LastStep, Scientific(6)),
         Short(40, "lr {}", LastStep, Exponent(2)),
         Curve("learning-rate/learning-rate"),
         Chart(10, "learning rate", Stroke::Line, ZERO, |row| row.lr),
@@ -260,6 +242,7 @@ numbers! { source =>
     /// Samples in this step.
     global_batch: u64 = source.batch(), "samples", [
         Line(40, "global batch size", LastStep, Whole(5)),
+        LmLine(50, "global batch size", LastStep, Whole(5)),
         Line(110, "samples per second", Steps(Interval::samples_per_s), Fixed(3)),
         Curve("batch-size/batch-size"),
         Chart(50, "batch, samples", Stroke::Stairs, ZERO, |row| row.global_batch as f64),
@@ -269,6 +252,7 @@ numbers! { source =>
     /// Wall time from the end of the previous step to the end of this one.
     sec: f64 = source.done.seconds, "s", [
         Line(20, "elapsed time per iteration (s)", Steps(|all, _| all.mean(all.seconds)), Fixed(4)),
+        LmLine(20, "elapsed time per iteration (ms)", Steps(|all, _| all.mean(1e3 * all.seconds)), Fixed(1)),
         Curve("iteration-time/iteration-time"),
         Last("step time", Seconds),
         Median(20, "step time", Seconds),
@@ -278,6 +262,8 @@ numbers! { source =>
     #[serde(deserialize_with = "null_is_nan")]
     tokens_per_s: f64 = source.tokens(source.batch()) as f64 / source.done.seconds, "tokens/s", [
         Line(120, "TFLOPs", Steps(Interval::tflops), Fixed(2)),
+        Line(121, "TFLOPs (simple)", Steps(Interval::simple_tflops), Fixed(2)),
+        LmLine(30, "throughput per GPU (TFLOP/s/GPU)", Steps(Interval::tflops), Fixed(1)),
         Line(140, "tokens per second", Steps(Interval::tokens_per_s), Fixed(1)),
         Line(160, "MFU (%)", Steps(Interval::mfu), Fixed(2)),
         Short(50, "{} tokens/s", Steps(Interval::tokens_per_s), Brief),
@@ -315,14 +301,41 @@ numbers! { source =>
     loss_scale: Option<f64> =
         source.manifest.loss_scale.is_some().then_some(source.done.outcome.loss_scale), "", [
         Line(70, "loss scale", LastStep, Fixed(1)),
+        LmLine(70, "loss scale", Steps(Interval::loss_scale), Fixed(1)),
         Short(70, "loss scale {}", LastStep, Fixed(0)),
         Curve("loss-scale/loss-scale"),
+    ];
+
+    /// Zeros of the gradients, with `log.zeros`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    num_zeros: Option<u64> = source.manifest.log.zeros.then_some(source.done.outcome.zeros), "", [
+        Line(81, "num zeros", LastStep, Fixed(1)),
+        LmLine(90, "num zeros", LastStep, Fixed(1)),
+        Short(31, "{} zeros", LastStep, Brief),
+        Curve("num-zeros/num-zeros"),
+        Last("zeros of the gradients", Count),
+        Status,
+        Prometheus("num_zeros", "gauge", "Zeros of the last step's gradients"),
+    ];
+
+    /// Norm of the weights after the step, with `log.params_norm`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    params_norm: Option<f64> =
+        source.manifest.log.params_norm.then_some(source.done.outcome.params_norm), "", [
+        Line(82, "params norm", LastStep, Fixed(3)),
+        LmLine(100, "params norm", LastStep, Fixed(3)),
+        Short(32, "params norm {}", LastStep, Fixed(2)),
+        Curve("params-norm/params-norm"),
+        Last("norm of the weights", Digits),
+        Status,
+        Prometheus("params_norm", "gauge", "Norm of the weights after the last step"),
     ];
 
     /// Whether the update was skipped: the gradient overflowed (fp16), or the step was a loss spike.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     skipped: bool = source.done.outcome.skipped, "", [
         Line(90, "number of skipped iterations", Steps(|all, _| Some(all.skipped as f64)), Whole(3)),
+        LmLine(110, "number of skipped iterations", Steps(|all, _| Some(all.skipped as f64)), Whole(3)),
         Short(80, "{} skipped", Steps(Interval::some_skipped), Fixed(0)),
     ];
 
@@ -463,38 +476,6 @@ pub fn placed_numbers<T>(
         .map(|(number, (_, place))| (number, place))
 }
 
-impl Format {
-    pub fn show(self, value: f64) -> String {
-        match self {
-            Fixed(digits) => format!("{value:.digits$}"),
-            Exponent(digits) => format!("{value:.digits$e}"),
-            Scientific(_) if !value.is_finite() => value.to_string().to_uppercase(),
-            Scientific(digits) => {
-                let text = format!("{value:.digits$E}");
-                let (mantissa, exponent) = text.split_once('E').expect("{:E} writes an E");
-                match exponent.strip_prefix('-') {
-                    Some(exponent) => format!("{mantissa}E-{exponent:0>2}"),
-                    None => format!("{mantissa}E+{exponent:0>2}"),
-                }
-            }
-            Whole(width) => format!("{:width$}", value as u64),
-            Count => base::Count(value as u64).to_string(),
-            Rate => base::Count(value.round() as u64).to_string(),
-            Brief => short_number(value),
-            Seconds => base::Seconds(value).to_string(),
-            Percent => format!("{value:.1} %"),
-            Memory => base::Bytes(value as u64).to_string(),
-            Megabytes => format!("{:.1}", value / 1048576.0),
-            Digits => match value.abs() {
-                _ if !value.is_finite() => "–".into(),
-                a if a >= 1e5 || (a < 1e-3 && a > 0.0) => format!("{value:.3e}"),
-                a if a >= 100.0 => format!("{value:.1}"),
-                _ => format!("{value:.4}"),
-            },
-        }
-    }
-}
-
 /// Steps since the last log line.
 #[derive(Default)]
 pub struct Interval {
@@ -575,8 +556,22 @@ impl Interval {
         Some(info.tokens(self.samples) as f64 / self.seconds)
     }
 
+    /// TFLOP/s of a device, recomputation included.
     fn tflops(&self, info: &RunInfo) -> Option<f64> {
-        Some(self.tokens_per_s(info)? * info.hardware_flops_per_token / 1e12)
+        self.device_tflops(info, info.hardware_flops_per_token)
+    }
+
+    fn simple_tflops(&self, info: &RunInfo) -> Option<f64> {
+        self.device_tflops(info, info.simple_flops_per_token?)
+    }
+
+    fn device_tflops(&self, info: &RunInfo, flops_per_token: f64) -> Option<f64> {
+        Some(self.tokens_per_s(info)? * flops_per_token / info.devices as f64 / 1e12)
+    }
+
+    /// Loss scale of the last step; 1 without loss scaling.
+    fn loss_scale(&self, _: &RunInfo) -> Option<f64> {
+        Some(self.last?.loss_scale.unwrap_or(1.0))
     }
 
     /// Model FLOPs utilization in percent, if the peak is known.

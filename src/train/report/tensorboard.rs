@@ -1,7 +1,8 @@
-//! TensorBoard event files: scalars by step, and by samples as Megatron names them (`… vs
-//! samples`), in a folder of their own. Each session of a run writes new files. They begin with a
+//! TensorBoard event files: scalars by step, by samples as Megatron names them (`… vs samples`), and
+//! losses, accuracies and the learning rate by tokens (`… vs tokens`), each kind in a folder of its
+//! own. Each session of a run writes new files. They begin with a
 //! START event, at which TensorBoard drops the points at its step and later of earlier files. One
-//! file for both curves would lose those by samples, whose x is greater than the step.
+//! file for all curves would lose those by samples, whose x is greater than the step.
 //!
 //! A file is a sequence of TFRecords (tensorflow/core/lib/io/record_writer.h): length u64, its
 //! masked CRC-32C, the data, its masked CRC-32C; all little-endian. The data is an `Event` in
@@ -20,6 +21,9 @@ use launch::storage::Storage;
 
 const PREFIX: &str = "events.out.tfevents.";
 const BY_SAMPLES: &str = " vs samples";
+const BY_TOKENS: &str = " vs tokens";
+/// Starts of the tags that are also written by tokens.
+const OF_TOKENS: [&str; 3] = ["lm-loss", "learning-rate/", "eval-tasks/"];
 /// `SessionLog.SessionStatus` of the start of a session.
 const START: u8 = 1;
 
@@ -33,33 +37,59 @@ pub fn is_written(step: u64) -> bool {
     step.is_multiple_of(stride)
 }
 
-/// Event files of one session of a run: one by steps, and one by samples in a folder of its own.
+/// Place in a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Position {
+    pub step: u64,
+    pub samples: u64,
+    pub tokens: u64,
+}
+
+/// Event files of one session of a run: by steps, and by samples and tokens in folders of their own.
 pub struct Events {
     by_step: EventFile,
     by_samples: EventFile,
+    by_tokens: EventFile,
 }
 
 impl Events {
-    /// Starts new files in `folder` and its folder `by-samples`. Those of earlier sessions stay.
+    /// Starts new files in `folder` and its folders `by-samples` and `by-tokens`. Those of earlier
+    /// sessions stay.
     pub fn open(folder: &Path, storage: &Arc<Storage>) -> Result<Events> {
         let open = |path: &Path| {
             EventFile::open(path, storage).with_context(|| {
                 format!("cannot prepare the TensorBoard folder {}", folder.display())
             })
         };
-        Ok(Events { by_step: open(folder)?, by_samples: open(&folder.join("by-samples"))? })
+        Ok(Events {
+            by_step: open(folder)?,
+            by_samples: open(&folder.join("by-samples"))?,
+            by_tokens: open(&folder.join("by-tokens"))?,
+        })
     }
 
-    /// Adds `scalars` at `step`, and again at `samples` under their names by samples.
-    pub fn scalars(&mut self, step: u64, samples: u64, scalars: &[(&str, f64)]) -> Result<()> {
-        self.by_step.add(step, encode_summary(scalars, ""))?;
+    /// Adds `scalars` at a step, again by samples, and some of them by tokens.
+    pub fn scalars(&mut self, at: Position, scalars: &[(&str, f64)]) -> Result<()> {
+        self.by_step.add(at.step, encode_summary(scalars, ""))?;
         self.by_samples
-            .add(samples, encode_summary(scalars, BY_SAMPLES))
+            .add(at.samples, encode_summary(scalars, BY_SAMPLES))?;
+        let is_of_tokens = |tag: &str| OF_TOKENS.iter().any(|start| tag.starts_with(start));
+        let of_tokens: Vec<_> = scalars
+            .iter()
+            .filter(|(tag, _)| is_of_tokens(tag))
+            .copied()
+            .collect();
+        if of_tokens.is_empty() {
+            return Ok(());
+        }
+        self.by_tokens
+            .add(at.tokens, encode_summary(&of_tokens, BY_TOKENS))
     }
 
     /// Appenders, which write the events.
-    pub fn appenders(&mut self) -> [&mut Appender; 2] {
-        [&mut self.by_step.appender, &mut self.by_samples.appender]
+    pub fn appenders(&mut self) -> [&mut Appender; 3] {
+        [&mut self.by_step, &mut self.by_samples, &mut self.by_tokens]
+            .map(|file| &mut file.appender)
     }
 }
 

@@ -18,6 +18,8 @@ fn info() -> RunInfo {
         seq_len: 2048,
         model_flops_per_token: 6e9,
         hardware_flops_per_token: 8e9,
+        simple_flops_per_token: None,
+        devices: 1,
         peak_flops: None,
         total_steps: 500,
     }
@@ -140,6 +142,46 @@ fn a_public_log_parser_reads_the_line() {
     assert_eq!(names.map(read), values);
     assert_eq!(read("tflops"), 131.07);
     assert!(!text.contains("MFU"), "no peak is known: {text}");
+}
+
+/// Numbers on request are after the gradient norm, where Megatron has them. TFLOPs are those of one
+/// device.
+#[test]
+fn a_parser_with_num_zeros_reads_the_line() {
+    let mut interval = Interval::default();
+    let asked = StepRow { num_zeros: Some(960_902_016), params_norm: Some(311.4), ..row(40, 0.5) };
+    interval.add(&asked);
+    let info = RunInfo { devices: 4, simple_flops_per_token: Some(4e9), ..info() };
+    let text = megatron(&mut interval, &info);
+    let all = Regex::new(concat!(
+        r"global batch size:\s+(\d+) \| lm loss: (\S+) \| grad norm: (\S+) \| ",
+        r"num zeros: (\d+\.\d) \| params norm: (\d+\.\d+) \| ",
+        r"number of skipped iterations:\s+(\d+) \| number of nan iterations:\s+(\d+) \| ",
+        r"samples per second: (\S+) \| TFLOPs: (\S+) \| TFLOPs \(simple\): (\S+) \|",
+    ));
+    let found = all.unwrap().captures(&text).expect(&text);
+    let read = |field: usize| found[field].parse::<f64>().unwrap();
+    assert_eq!((read(4), read(5)), (960_902_016.0, 311.4));
+    assert_eq!((read(9), read(10)), (32.77, 16.38), "16,384 tokens/s on four devices");
+}
+
+/// The fields of Megatron-LM's `training_log` with `--log-throughput`, `--log-num-zeros-in-grad` and
+/// `--log-params-norm`, in its order and with nothing between.
+#[test]
+fn parsers_of_megatron_lm_read_its_line() {
+    let mut interval = Interval::default();
+    interval.add(&StepRow { num_zeros: Some(7), params_norm: Some(3.25), ..row(40, 0.5) });
+    let (interval, last) = interval.take().unwrap();
+    let info = RunInfo { devices: 4, ..info() };
+    let now = Duration::from_micros(1_735_689_599_250_001);
+    assert_eq!(
+        line::megatron_lm(&interval, &last, &info, now),
+        " [2024-12-31 23:59:59.250001] iteration       40/     500 | consumed samples:          640 | \
+         elapsed time per iteration (ms): 2000.0 | throughput per GPU (TFLOP/s/GPU): 32.8 | \
+         learning rate: 5.969000E-05 | global batch size:    16 | lm loss: 5.000000E-01 | \
+         loss scale: 1.0 | grad norm: 0.174 | num zeros: 7.0 | params norm: 3.250 | \
+         number of skipped iterations:   0 | number of nan iterations:   0 |"
+    );
 }
 
 #[test]

@@ -28,6 +28,9 @@ pub fn announce_run(process: &Process, rank: &Rank, data: &Datasets) -> anyhow::
         Count(tokens),
         m.precision.name(),
     );
+    for line in describe_mixture(data, m.train.samples) {
+        tracing::info!("{line}");
+    }
     if most > WORTHLESS_EPOCHS {
         tracing::warn!(
             "{epochs} of the training data: after {WORTHLESS_EPOCHS} more of them teach nothing; a \
@@ -43,6 +46,32 @@ pub fn announce_run(process: &Process, rank: &Rank, data: &Datasets) -> anyhow::
     }
     tracing::info!("sample order: {} of host memory in each process", data.order_bytes());
     Ok(())
+}
+
+/// Datasets of a mixture that a start lists.
+const MAX_DATASETS_SHOWN: usize = 100;
+
+/// Samples and epochs of each of several training datasets in a run of `samples`, as lines.
+fn describe_mixture(data: &Datasets, samples: u64) -> Vec<String> {
+    let cursors = data.train.cursors(samples);
+    if cursors.len() < 2 {
+        return Vec::new();
+    }
+    let read: u64 = cursors.iter().map(|cursor| cursor.samples).sum();
+    let mut lines = vec![format!("{} training datasets:", cursors.len())];
+    lines.extend(cursors.iter().take(MAX_DATASETS_SHOWN).map(|cursor| {
+        format!(
+            "  {:6.2} %, {} samples, {:.2} epochs: {}",
+            100.0 * cursor.samples as f64 / read.max(1) as f64,
+            Count(cursor.samples),
+            cursor.samples as f64 / cursor.per_epoch.max(1) as f64,
+            cursor.prefix.display()
+        )
+    }));
+    if cursors.len() > MAX_DATASETS_SHOWN {
+        lines.push(format!("  and {} more", cursors.len() - MAX_DATASETS_SHOWN));
+    }
+    lines
 }
 
 /// Epochs of the training data in a run of `samples`, as text, and the epochs of the most repeated dataset.
