@@ -12,7 +12,7 @@ use gptrain::launch::storage::Storage;
 use gptrain::train::report::metrics::{Dropped, Metrics, MetricsFile};
 use gptrain::train::report::numbers::{NUMBERS, Number, Shown, StepRow};
 use gptrain::train::report::tensorboard::Events;
-use gptrain::train::report::{Report, RunInfo};
+use gptrain::train::report::{Report, RunInfo, TokenFlops};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,9 +23,10 @@ fn storage(folder: &Path) -> Arc<Storage> {
 fn info() -> RunInfo {
     RunInfo {
         total_samples: 320,
+        total_tokens: 320 * 128,
         seq_len: 128,
-        model_flops_per_token: 1e6,
-        hardware_flops_per_token: 1e6,
+        flops: TokenFlops { model: 1e6, hardware: 1e6 },
+        shorter: Default::default(),
         peak_flops: None,
         total_steps: 20,
     }

@@ -23,6 +23,7 @@ use estimate::parts::PartTable;
 
 use launch::console::Console;
 use launch::storage::Storage;
+use std::collections::BTreeMap;
 
 pub use append::SyncReceipt;
 
@@ -37,23 +38,25 @@ use tensorboard::Events;
 pub struct RunInfo {
     /// Length of the run.
     pub total_samples: u64,
-    /// Tokens per sample.
+    pub total_tokens: u64,
+    /// Tokens per sample, and FLOPs of each.
     pub seq_len: usize,
-    /// FLOPs of one token's forward and backward, without recomputation; for MFU.
-    pub model_flops_per_token: f64,
-    /// FLOPs of one token, recomputation included; for `TFLOPs` in the log.
-    pub hardware_flops_per_token: f64,
+    pub flops: TokenFlops,
+    /// The same of the shorter samples of `batch.length_ramp_up`.
+    pub shorter: BTreeMap<u64, TokenFlops>,
     /// Peak FLOP/s of all devices together, if known.
     pub peak_flops: Option<f64>,
     /// Optimizer steps in the whole run.
     pub total_steps: u64,
 }
 
-impl RunInfo {
-    /// Tokens in `samples` samples.
-    fn tokens(&self, samples: u64) -> u64 {
-        samples * self.seq_len as u64
-    }
+/// FLOPs of one token's forward and backward.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TokenFlops {
+    /// Without recomputation; for MFU.
+    pub model: f64,
+    /// Recomputation included; for `TFLOPs` in the log.
+    pub hardware: f64,
 }
 
 /// Writes every step of a run to its folder and to the terminal.

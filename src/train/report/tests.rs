@@ -15,9 +15,10 @@ use launch::console::Form;
 fn info() -> RunInfo {
     RunInfo {
         total_samples: 8000,
+        total_tokens: 8000 * 2048,
         seq_len: 2048,
-        model_flops_per_token: 6e9,
-        hardware_flops_per_token: 8e9,
+        flops: TokenFlops { model: 6e9, hardware: 8e9 },
+        shorter: Default::default(),
         peak_flops: None,
         total_steps: 500,
     }
