@@ -59,7 +59,7 @@ pub fn measure(bench: &BenchRank, products: &[Product]) -> Result<Vec<Op>> {
 fn shrink_model(m: &Manifest) -> Vec<Manifest> {
     let sized = |layers: usize, micro: usize| {
         let model = Model { layers, ..m.model.clone() };
-        let batch = Batch { micro, global: micro, ramp_up: None };
+        let batch = Batch::constant(micro, micro);
         let topology = Topology { offload: Offload::NONE, ..m.topology.single_rank() };
         let train = Train { device_memory: None, ..m.train.clone() };
         Manifest { model, batch, topology, train, ..m.clone() }

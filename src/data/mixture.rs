@@ -50,11 +50,11 @@ pub struct MixtureStage {
 /// Properties of a sample besides its input tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SampleShape {
-    /// Number of tokens: seq_len + 1, unless the cut is another (`order::Cut`).
+    /// Number of tokens: one more than those that were read, unless the cut is another (`order::Cut`).
     pub tokens: usize,
     /// Last token, if the inputs do not include it.
     pub last: Option<i32>,
-    /// Ends of its sequences as positions of the input: ascending, the last is seq_len.
+    /// Ends of its sequences as positions of the input: ascending, the last is its length.
     pub ends: Vec<usize>,
 }
 
@@ -176,7 +176,7 @@ impl Mixture {
         Ok(&self.locate(sample)?.0.dataset)
     }
 
-    /// Reads the sample's input tokens into `tokens` [seq_len], padded with zeros.
+    /// Reads the sample's first input tokens, at most seq_len, into `tokens`, padded with zeros.
     pub fn read(&self, sample: u64, tokens: &mut [i32]) -> Result<SampleShape> {
         let (member, order, k) = self.locate(sample)?;
         let dataset = &member.dataset;
@@ -184,8 +184,12 @@ impl Mixture {
         let mut at = 0;
         let mut shape = SampleShape::default();
         let mut slices = order.slices(k, dataset.lengths())?;
-        while let Some(SequenceSlice { sequence, offset, count }) = slices.next()? {
-            let fits = count.min(self.seq_len - at);
+        let length = tokens.len();
+        while shape.last.is_none()
+            && let Some(SequenceSlice { sequence, offset, count }) = slices.next()?
+        {
+            let fits = count.min(length - at);
+            let count = count.min(fits + 1);
             let within = &mut tokens[at..at + fits];
             let beyond = &mut last[..count - fits];
             dataset
@@ -203,7 +207,7 @@ impl Mixture {
         tokens[at..].fill(0);
         // Padding belongs to the last sequence, as in Megatron-Core.
         if let Some(end) = shape.ends.last_mut() {
-            *end = self.seq_len;
+            *end = length;
         }
         Ok(shape)
     }

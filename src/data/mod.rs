@@ -40,7 +40,7 @@ pub mod tokenizer;
 pub use batch::{Batch, Column};
 pub use indexed::Indexed;
 pub use plan::MixturePlan;
-pub use reader::{Reader, Request};
+pub use reader::{CutRequest, Reader, Request};
 pub use record::Record;
 pub use source::{Datasets, Source, check, validation};
 pub use tokenizer::Tokenizer;

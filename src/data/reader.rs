@@ -36,10 +36,26 @@ impl Request {
     }
 }
 
+/// Batch to read whose samples may be cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CutRequest {
+    pub request: Request,
+    /// Tokens of each sample; None for whole samples.
+    pub tokens: Option<usize>,
+}
+
+impl From<Request> for CutRequest {
+    fn from(request: Request) -> CutRequest {
+        CutRequest { request, tokens: None }
+    }
+}
+
 impl Batch {
     /// Reads a batch into this one, reusing its memory.
-    pub fn fill(&mut self, source: &Source, request: Request) -> Result<()> {
-        self.reshape(request.first_sample, request.samples, source.seq_len());
+    pub fn fill(&mut self, source: &Source, request: impl Into<CutRequest>) -> Result<()> {
+        let CutRequest { request, tokens } = request.into();
+        let tokens = tokens.unwrap_or(source.seq_len());
+        self.reshape(request.first_sample, request.samples, tokens);
         let numbers = request.first_sample..request.first_sample + request.samples as u64;
         for number in numbers.clone() {
             source.prefetch(number);
@@ -62,9 +78,9 @@ pub struct Reader {
 
 impl Reader {
     /// Starts reading `requests`, at most `ahead` batches beyond the one in use.
-    pub fn start(
+    pub fn start<R: Into<CutRequest>>(
         source: Arc<Source>,
-        requests: impl Iterator<Item = Request> + Send + 'static,
+        requests: impl Iterator<Item = R> + Send + 'static,
         ahead: usize,
     ) -> Result<Reader> {
         let ahead = ahead.max(1);

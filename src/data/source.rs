@@ -171,7 +171,7 @@ impl Source {
         self.mixture.cursors(consumed)
     }
 
-    /// Fills one sample of a batch. Fails if there is no such sample, if it has a token that is not
+    /// Fills one sample of a batch, which is cut to the batch's length. Fails if there is no such sample, if it has a token that is not
     /// below the vocabulary size, or if the file has changed.
     pub fn read(&self, number: u64, sample: &mut Sample<'_>) -> Result<()> {
         let shape = self.mixture.read(number, sample.tokens)?;
@@ -180,9 +180,9 @@ impl Source {
                 return Err(self.token_outside_error(number, *token));
             }
         }
-        let seq_len = self.seq_len();
-        sample.targets[..seq_len - 1].copy_from_slice(&sample.tokens[1..]);
-        sample.targets[seq_len - 1] = shape.last.unwrap_or(0);
+        let last = sample.tokens.len() - 1;
+        sample.targets[..last].copy_from_slice(&sample.tokens[1..]);
+        sample.targets[last] = shape.last.unwrap_or(0);
         let masks = self.masks.iter().rfind(|(from, _)| *from <= number);
         masks
             .map(|(_, masks)| masks)

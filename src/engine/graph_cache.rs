@@ -91,6 +91,11 @@ impl GraphCache {
         }
     }
 
+    /// Drops every graph: the buffers have other addresses. No graph may be running.
+    pub fn clear(&self) {
+        self.graphs.borrow_mut().clear();
+    }
+
     /// Whether a pass may wait for every collective that it began.
     fn joins(&self, kind: PassKind) -> bool {
         !(self.pipeline && self.groups > 0 && kind.reduces())

@@ -183,12 +183,11 @@ pub fn orders(topology: &Topology, micros: usize) -> Vec<Vec<Action>> {
         .collect()
 }
 
-/// Activation slots for the largest batch of the run. Only GPipe keeps every micro-batch; other
-/// schedules need no more slots than a batch that fills the pipeline twice.
-pub fn slots(groups: &Groups, m: &Manifest) -> usize {
+/// Activation slots for the largest batch of the run with micro-batches of `micro` samples. Only GPipe
+/// keeps every micro-batch; other schedules need no more slots than a batch that fills the pipeline twice.
+pub fn slots(groups: &Groups, m: &Manifest, micro: usize) -> usize {
     let pp = pipeline_rank(groups, m);
-    let largest = m.batch.ramp().sizes().max().expect("a batch");
-    let micros = div_exact(largest, m.batch.micro * groups.replicas());
+    let micros = div_exact(m.batch.largest_global(micro), micro * groups.replicas());
     let in_flight = match m.topology.schedule {
         Schedule::GPipe => micros,
         _ => micros.min(micros_to_fill_twice(pp)),

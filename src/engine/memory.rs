@@ -17,6 +17,7 @@ use manifest::{GradientHome, Manifest, Precision};
 use model::layers::fp8;
 use model::{Activations, Cx, GradBuffers, Inputs, Layout, Tables};
 use plan::schedule;
+use plan::segments::MicroShape;
 
 /// Every buffer of a rank.
 pub struct RankMemory {
@@ -25,7 +26,9 @@ pub struct RankMemory {
     pub measures: Measures,
     pub compression: Option<Compression>,
     pub tables: Tables,
-    pub passes: PassBuffers,
+    pub training: TrainingBuffers,
+    /// Activations of evaluations, as `TrainingBuffers::slots`.
+    pub eval: Vec<Vec<Activations>>,
     pub scalars: Scalars,
     /// Buffers for fp8 operands.
     pub fp8: Option<fp8::Fp8Pass>,
@@ -52,8 +55,12 @@ pub fn resolve_gradient_home(
 /// Whether fp8 codes of weights are kept through a step: if a step has several micro-batches and
 /// every rank holds its layers' weights all the time.
 fn keeps_codes(groups: &Groups, m: &Manifest) -> bool {
-    let largest = m.batch.ramp().sizes().max().expect("a batch");
-    let several = largest > m.batch.micro * groups.replicas();
+    let micros = m.batch.micros();
+    let several = m
+        .batch
+        .ramp()
+        .sizes()
+        .any(|size| size > micros.at(size) * groups.replicas());
     let whole = params::zero_level(groups, m) < 3 && !OffloadPlan::from_manifest(m).weights;
     m.precision == Precision::Fp8 && several && whole
 }
@@ -76,7 +83,10 @@ pub fn lay_out(
     let fp8 = (m.precision == Precision::Fp8).then(|| {
         let keeps = keeps_codes(groups, m);
         params::plan_fp8_codes(&mut buckets, &layout, keeps, be, &arenas.weights);
-        let tokens = m.batch.micro * m.model.seq_len;
+        let largest = m.schedule().largest_micros();
+        let evaluated = m.batch.micro * m.model.seq_len;
+        let tokens = largest.iter().map(|micro| micro.samples * micro.tokens);
+        let tokens = tokens.fold(evaluated, usize::max);
         let space = arenas
             .workspace
             .matrix(1, fp8::bytes(&train, tokens), DType::U8);
@@ -113,38 +123,44 @@ pub fn lay_out(
     });
     let inputs =
         PassInputs { train: &train, eval: &eval, causal, layout: &layout, tables: &tables };
-    let passes = plan_passes(groups, m, inputs, &scalars, arenas);
+    // Micro-batches of all shapes share their bytes: one of them is in use at a time.
+    for micro in m.schedule().largest_micros() {
+        plan_training(groups, m, &inputs, &scalars, micro, arenas);
+    }
+    let training = plan_training(groups, m, &inputs, &scalars, m.schedule().first_micro(), arenas);
+    let eval = plan_evaluation(groups, m, &inputs, arenas);
     RankMemory {
         params: ParamMemory { layout, buckets, states, offload, norms },
         update,
         measures,
         compression,
         tables,
-        passes,
+        training,
+        eval,
         scalars,
         fp8,
     }
 }
 
-/// Buffers of forward and backward passes.
-pub struct PassBuffers {
+/// Buffers of the forward and backward passes of a training step.
+pub struct TrainingBuffers {
+    /// Samples and tokens for which they are laid out.
+    pub micro: MicroShape,
     /// Activations of the micro-batches in flight, by slot and chunk. The chunks of a slot share its
     /// bytes.
     pub slots: Vec<Vec<Activations>>,
     pub work: GradBuffers,
     pub messages: MessageBuffers,
-    /// As `slots`, for evaluations.
-    pub eval: Vec<Vec<Activations>>,
 }
 
 /// Inputs of the layout of passes.
-struct PassInputs<'a> {
-    train: &'a Cx<'a>,
-    eval: &'a Cx<'a>,
+pub struct PassInputs<'a> {
+    pub train: &'a Cx<'a>,
+    pub eval: &'a Cx<'a>,
     /// Whether no batch has its own mask.
-    causal: bool,
-    layout: &'a Layout,
-    tables: &'a Tables,
+    pub causal: bool,
+    pub layout: &'a Layout,
+    pub tables: &'a Tables,
 }
 
 impl PassInputs<'_> {
@@ -163,41 +179,63 @@ impl PassInputs<'_> {
     }
 }
 
-/// Lays out the activations of every micro-batch in flight, for training and evaluation, and the
-/// buffers of a backward pass.
-fn plan_passes(
+/// Lays out the activations of every micro-batch in flight, and the buffers of a backward pass. The next
+/// layout overlaps the same bytes.
+pub fn plan_training(
     groups: &Groups,
     m: &Manifest,
-    passes: PassInputs,
+    passes: &PassInputs,
     scalars: &Scalars,
+    micro: MicroShape,
     arenas: &Arenas,
-) -> PassBuffers {
-    let PassInputs { train, eval, causal, .. } = passes;
+) -> TrainingBuffers {
+    let PassInputs { train, causal, .. } = *passes;
     let pp = pipeline_rank(groups, m);
-    let train_slots = slots(groups, m);
-    let eval_slots = schedule::forward_slots(pp);
-    let inputs: Vec<Inputs> = (0..train_slots.max(eval_slots))
-        .map(|_| Inputs::plan(m.batch.micro, m.model.seq_len, causal, &arenas.inputs))
-        .collect();
     let overlap = messages_overlap(&m.topology);
+    let MicroShape { samples, tokens } = micro;
+    let inputs = plan_inputs(slots(groups, m, samples), micro, causal, arenas);
+    let rows = samples * tokens;
     let (work, messages, slots) = arenas.workspace.temporary(|workspace| {
         let scale = scalars.scaler.scale;
-        let work = GradBuffers::plan(train, inputs[0].rows(), scale, scalars.z_loss, workspace);
+        let work = GradBuffers::plan(train, rows, scale, scalars.z_loss, workspace);
         let messages = MessageBuffers::plan(&train.tp, work.stream, pp, overlap, workspace);
-        let slots = inputs[..train_slots]
-            .iter()
-            .map(|inputs| passes.plan_slot(train, *inputs, &arenas.saved, workspace))
-            .collect();
+        let slots = arenas.saved.temporary(|saved| {
+            let slots = inputs.iter();
+            slots
+                .map(|inputs| passes.plan_slot(train, *inputs, saved, workspace))
+                .collect()
+        });
         (work, messages, slots)
     });
-    let eval = arenas.workspace.temporary(|workspace| {
+    TrainingBuffers { micro, slots, work, messages }
+}
+
+/// Lays out the activations of evaluations, over the bytes of training.
+fn plan_evaluation(
+    groups: &Groups,
+    m: &Manifest,
+    passes: &PassInputs,
+    arenas: &Arenas,
+) -> Vec<Vec<Activations>> {
+    let micro = MicroShape { samples: m.batch.micro, tokens: m.model.seq_len };
+    let slots = schedule::forward_slots(pipeline_rank(groups, m));
+    let inputs = plan_inputs(slots, micro, passes.causal, arenas);
+    arenas.workspace.temporary(|workspace| {
         // A sample of an evaluation task packs several questions, each with its own mask.
         let own_masks = !m.train.eval_tasks.is_empty();
-        inputs[..eval_slots]
-            .iter()
-            .map(|inputs| if own_masks { inputs.with_masks() } else { *inputs })
-            .map(|inputs| passes.plan_slot(eval, inputs, workspace, workspace))
+        inputs
+            .into_iter()
+            .map(|inputs| if own_masks { inputs.with_masks() } else { inputs })
+            .map(|inputs| passes.plan_slot(passes.eval, inputs, workspace, workspace))
             .collect()
-    });
-    PassBuffers { slots, work, messages, eval }
+    })
+}
+
+/// Inputs of micro-batches. The next ones overlap the same bytes.
+fn plan_inputs(count: usize, micro: MicroShape, causal: bool, arenas: &Arenas) -> Vec<Inputs> {
+    let MicroShape { samples, tokens } = micro;
+    let plan = |arena: &Arena| Inputs::plan(samples, tokens, causal, arena);
+    arenas
+        .inputs
+        .temporary(|arena| (0..count).map(|_| plan(arena)).collect())
 }

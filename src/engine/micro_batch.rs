@@ -3,16 +3,19 @@
 use base::Problems;
 use device::Backend;
 use manifest::Manifest;
+use plan::segments::MicroShape;
 
 /// Fails if the device's attention cannot process a micro-batch at once.
 pub fn check_micro_batch(be: &dyn Backend, m: &Manifest) -> Result<(), Problems> {
     let heads = m.model.heads / m.topology.tensor;
-    let seq = m.model.seq_len;
-    let micro = m.batch.micro;
-    let most = be.most_samples(heads, seq);
-    if micro <= most {
-        return Ok(());
-    }
+    let evaluated = MicroShape { samples: m.batch.micro, tokens: m.model.seq_len };
+    let mut shapes = m.schedule().largest_micros();
+    shapes.push(evaluated);
+    let found = shapes
+        .into_iter()
+        .map(|shape| (shape, be.most_samples(heads, shape.tokens)))
+        .find(|(shape, most)| shape.samples > *most);
+    let Some((MicroShape { samples: micro, tokens: seq }, most)) = found else { return Ok(()) };
     let what = format!(
         "a micro-batch has {micro} samples of {seq} tokens, and attention on this device takes at most \
          {most} of them at once with {heads} heads per rank"
@@ -21,6 +24,9 @@ pub fn check_micro_batch(be: &dyn Backend, m: &Manifest) -> Result<(), Problems>
         .rev()
         .find(|n| micro.is_multiple_of(*n));
     let remedy = match divisor {
+        _ if !m.batch.micro_stages.is_empty() => {
+            format!("give batch.micro and batch.micro_stages at most {most} samples")
+        }
         Some(fewer) => format!("--set batch.micro={fewer}: a step then has more micro-batches"),
         None => "raise topology.tensor, which splits the heads, or lower model.seq_len".to_string(),
     };

@@ -48,11 +48,12 @@ use graph_cache::{GraphCache, PassKind};
 use groups::{context, pipeline_rank};
 use manifest::Manifest;
 use measures::Measures;
-use memory::PassBuffers;
+use memory::{PassInputs, TrainingBuffers};
 use model::layers::fp8::Fp8Pass;
-use model::{Activations, Cx, Inputs, Layout, MicroBatch, Param, Stage};
+use model::{Activations, Cx, GradBuffers, Inputs, Layout, MicroBatch, Param, Stage, Tables};
 use order::StepOrder;
 use plan::schedule::{self, Action, Pass, PipelineRank, Side};
+use plan::segments::MicroShape;
 use powersgd::Compression;
 use scalars::Scalars;
 use std::cell::{Cell, RefCell};
@@ -76,7 +77,13 @@ pub struct Engine<'a> {
     /// Limits of the steps queued from now on.
     limits: Cell<Option<StepLimits>>,
     manifest: Manifest,
-    passes: PassBuffers,
+    /// Arenas after everything that keeps its place: `training` is laid out behind it.
+    arenas: Arenas,
+    tables: Tables,
+    causal: bool,
+    training: RefCell<TrainingBuffers>,
+    /// Activations of evaluations, as `TrainingBuffers::slots`.
+    eval: Vec<Vec<Activations>>,
     scalars: Scalars,
     /// Buffers for fp8 operands.
     fp8: Option<Fp8Pass>,
@@ -134,12 +141,16 @@ impl<'a> Engine<'a> {
             steps: Cell::new(0),
             limits: Cell::new(None),
             manifest: manifest.clone(),
-            passes: memory.passes,
+            training: RefCell::new(memory.training),
+            eval: memory.eval,
+            tables: memory.tables,
+            causal,
             order,
             received: RefCell::new(vec![0.0; memory.scalars.outcome.numel()]),
             scalars: memory.scalars,
             fp8: memory.fp8,
             memory_plan: arenas.memory_plan(be.workspace()),
+            arenas,
         };
         engine.set_scale(None, 0, 0);
         Ok(engine)
@@ -186,6 +197,26 @@ impl<'a> Engine<'a> {
     /// Sets every weight and state to its initial value.
     pub fn init(&self) {
         self.params.init(self.manifest.train.seed);
+    }
+
+    /// Lays out the buffers of the steps queued from now on for micro-batches of this shape, in the memory
+    /// that is reserved for the largest. Does nothing if the shape is the same; otherwise waits for the
+    /// device. Must be equal on all ranks.
+    pub fn set_micro(&self, micro: MicroShape) -> anyhow::Result<()> {
+        if self.training.borrow().micro == micro {
+            return Ok(());
+        }
+        self.be.sync()?;
+        self.graphs.clear();
+        let groups = &self.params.groups;
+        let m = &self.manifest;
+        let [train, eval] = [true, false]
+            .map(|training| Cx { fp8: self.fp8, ..context(self.be, groups, m, training) });
+        let (layout, tables, causal) = (&self.params.layout, &self.tables, self.causal);
+        let inputs = PassInputs { train: &train, eval: &eval, causal, layout, tables };
+        let buffers = memory::plan_training(groups, m, &inputs, &self.scalars, micro, &self.arenas);
+        *self.training.borrow_mut() = buffers;
+        Ok(())
     }
 
     /// Sets the number of steps done; the next step follows them.
@@ -259,7 +290,8 @@ impl<'a> Engine<'a> {
         be.run(op::Zero { x: s.loss.set() });
         be.run(op::Zero { x: s.z_loss.set() });
         be.enter(Section::Passes);
-        let computed = self.run(&order, &self.passes.slots, true, load, None);
+        let training = self.training.borrow();
+        let computed = self.run(&order, &training.slots, true, load, None);
         be.enter(Section::Once);
         computed?;
         params.finish_grads();
@@ -301,7 +333,7 @@ impl<'a> Engine<'a> {
         let rounds = schedule::forwards(self.pipeline_rank(), micros);
         let actions = schedule::with_messages(self.pipeline_rank(), &rounds);
         self.be.run(op::Zero { x: self.scalars.loss.set() });
-        self.run(&actions, &self.passes.eval, false, load, sink)
+        self.run(&actions, &self.eval, false, load, sink)
     }
 
     /// Executes the actions of a schedule.
@@ -327,12 +359,13 @@ impl<'a> Engine<'a> {
             .max()
             .unwrap_or(0);
         let groups = &params.groups;
-        let buffers = &self.passes.messages;
-        let comm = PipelineComm { be, pp, groups, tp: cx.tp, buffers };
+        let buffers = self.training.borrow();
+        let TrainingBuffers { work, messages, .. } = &*buffers;
+        let comm = PipelineComm { be, pp, groups, tp: cx.tp, buffers: messages };
         execute(
             actions,
             &comm,
-            |side, pass| self.message_tensor(side, activations(pass)),
+            |side, pass| message_tensor(side, activations(pass), work),
             |action| {
                 match action {
                     Action::Forward(pass) => {
@@ -354,7 +387,7 @@ impl<'a> Engine<'a> {
                         let at =
                             MicroBatch { first: pass.micro == 0, last: pass.micro + 1 == micros };
                         graphs.run(params, PassKind::Backward(at), pass, || {
-                            stage.backward(activations(pass), &self.passes.work, loss.add(), at)
+                            stage.backward(activations(pass), work, loss.add(), at)
                         });
                     }
                     Action::Loss(pass) => {
@@ -370,15 +403,6 @@ impl<'a> Engine<'a> {
                 Ok(())
             },
         )
-    }
-
-    /// Tensor that a rank sends or receives: the stream of a micro-batch, or its gradient.
-    fn message_tensor(&self, side: Side, activations: &Activations) -> Tensor {
-        match side {
-            Side::RecvX => activations.x,
-            Side::SendY => activations.y,
-            Side::RecvDy | Side::SendDx => self.passes.work.stream,
-        }
     }
 
     /// Weights with a non-finite gradient in the step whose outcome was read last.
@@ -411,5 +435,14 @@ impl<'a> Engine<'a> {
         let mut value = [0.0f32];
         self.be.download(x, bytemuck::cast_slice_mut(&mut value));
         value[0] as f64
+    }
+}
+
+/// Tensor that a rank sends or receives: the stream of a micro-batch, or its gradient in `work`.
+fn message_tensor(side: Side, activations: &Activations, work: &GradBuffers) -> Tensor {
+    match side {
+        Side::RecvX => activations.x,
+        Side::SendY => activations.y,
+        Side::RecvDy | Side::SendDx => work.stream,
     }
 }

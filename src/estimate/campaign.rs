@@ -188,7 +188,7 @@ impl Member {
     }
 
     fn tokens(&self) -> f64 {
-        (self.terms.samples * self.manifest.model.seq_len as u64) as f64
+        self.terms.tokens as f64
     }
 
     /// Settings of the manifest `like` for this model and its best plan.

@@ -1,12 +1,14 @@
-//! Duration of a run, including its batch ramp-up, and its cost.
+//! Duration of a run, including the growth of its batch and of its samples, and its cost.
 
 use super::setup::Setup;
-use plan::ramp::Ramp;
+use plan::segments::{BatchSchedule, MicroShape};
 
-/// Steps with the same global batch.
+/// Steps with the same global batch and micro-batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Segment {
     pub global: usize,
+    /// Samples and tokens of a micro-batch.
+    pub micro: MicroShape,
     pub steps: u64,
     /// Seconds of one step.
     pub seconds: f64,
@@ -35,19 +37,23 @@ impl Days {
 
 /// Duration of a run of `samples` samples, with a function for the seconds of a step.
 pub fn plan_run(
-    ramp: Ramp,
+    schedule: &BatchSchedule,
     samples: u64,
     setup: &Setup,
     seconds: &mut dyn FnMut(&Setup) -> f64,
 ) -> Days {
-    let mut setup = setup.clone();
     let devices = setup.ranks();
     let mut segments = Vec::new();
-    for stage in ramp.phases(samples) {
-        setup.global = stage.global_batch;
+    for plan::segments::Segment { global, micro, steps, .. } in schedule.segments(samples) {
+        let setup = Setup { global, micro: micro.samples, ..setup.clone() };
+        let setup = if micro.tokens == setup.model.seq_len {
+            setup
+        } else {
+            setup.with_length(micro.tokens)
+        };
         let seconds = seconds(&setup);
         let tflops = setup.flops().1 / (seconds * devices as f64 * 1e12);
-        segments.push(Segment { global: stage.global_batch, steps: stage.steps, seconds, tflops });
+        segments.push(Segment { global, micro, steps, seconds, tflops });
     }
     let full = setup.topology.pipeline * setup.micro * setup.topology.data;
     Days {

@@ -12,6 +12,7 @@ use super::words::{self, hours, size, span};
 use base::table::{Cell, Printout, Rows, Table};
 use base::{Count, Seconds};
 use model::named_size_note;
+use plan::segments::MicroShape;
 use serde_json::{Map, Value, json};
 
 const MIB: f64 = 1048576.0;
@@ -240,6 +241,8 @@ fn rates(v: &View, out: &mut Printout) {
 struct Phase {
     first: usize,
     last: usize,
+    /// First and last shape of a micro-batch.
+    micros: [MicroShape; 2],
     steps: u64,
     /// Seconds and TFLOP/s of a step, on average.
     step: f64,
@@ -248,8 +251,9 @@ struct Phase {
 
 impl Phase {
     fn new(segments: &[Segment]) -> Phase {
-        if let [Segment { global, steps, seconds, tflops }] = *segments {
-            return Phase { first: global, last: global, steps, step: seconds, tflops };
+        let micros = [segments[0].micro, segments[segments.len() - 1].micro];
+        if let [Segment { global, steps, seconds, tflops, .. }] = *segments {
+            return Phase { first: global, last: global, micros, steps, step: seconds, tflops };
         }
         let duration = |s: &Segment| s.steps as f64 * s.seconds;
         let steps = segments.iter().map(|s| s.steps).sum();
@@ -258,6 +262,7 @@ impl Phase {
         Phase {
             first: segments[0].global,
             last: segments[segments.len() - 1].global,
+            micros,
             steps,
             step: seconds / steps as f64,
             tflops: work / seconds,
@@ -269,17 +274,37 @@ impl Phase {
     }
 
     fn batch(&self) -> String {
-        match self.last {
-            last if last == self.first => last.to_string(),
-            last => format!("{}–{last}", self.first),
-        }
+        span_of([self.first, self.last])
     }
 }
 
+/// One number, or two with a dash.
+fn span_of([first, last]: [usize; 2]) -> String {
+    if first == last { first.to_string() } else { format!("{first}–{last}") }
+}
+
 fn phases(phases: &[Phase]) -> Table {
-    Rows::new(phases)
-        .column("batch", "batch", |p| Cell::new(p.first, p.batch()))
-        .column("steps", "steps", |p| p.steps)
+    let varies = |part: fn(&MicroShape) -> usize| {
+        let all: Vec<usize> = phases
+            .iter()
+            .flat_map(|p| p.micros.each_ref().map(part))
+            .collect();
+        all.iter().any(|one| *one != all[0])
+    };
+    let samples = |micro: &MicroShape| micro.samples;
+    let tokens = |micro: &MicroShape| micro.tokens;
+    let mut rows = Rows::new(phases).column("batch", "batch", |p| Cell::new(p.first, p.batch()));
+    if varies(samples) {
+        rows = rows.column("micro", "micro", move |p| {
+            Cell::new(samples(&p.micros[0]), span_of(p.micros.each_ref().map(samples)))
+        });
+    }
+    if varies(tokens) {
+        rows = rows.column("tokens/sample", "seq_len", move |p| {
+            Cell::new(tokens(&p.micros[0]), span_of(p.micros.each_ref().map(tokens)))
+        });
+    }
+    rows.column("steps", "steps", |p| p.steps)
         .column("s/step", "seconds", |p| Cell::fixed(p.step, 3))
         .column("time", "hours", |p| Cell::new(p.seconds() / 3600.0, span(p.seconds())))
         .column("TFLOP/s", "tflops", |p| Cell::fixed(p.tflops, 1))

@@ -17,6 +17,7 @@ use base::Problems;
 use device::Dry;
 use engine::{check_micro_batch, model_dtype};
 use manifest::{Manifest, Precision};
+use plan::segments::BatchSchedule;
 
 /// Options that override the manifest.
 #[derive(Clone, Copy, Debug, Default)]
@@ -68,7 +69,7 @@ impl Request {
         let mut setup = Setup::new(m, program, hw);
         setup.blocking &= !flags.async_launches;
         let samples = match flags.tokens {
-            Some(tokens) => (tokens / m.model.seq_len as f64) as u64,
+            Some(tokens) => whole_samples(&m.schedule(), tokens as u64),
             None => m.train.samples,
         };
         if m.batch.ramp().steps(samples) == 0 {
@@ -87,6 +88,7 @@ impl Request {
             budget: flags.budget.or(m.plan.budget),
             hours: m.plan.hours,
             samples,
+            tokens: m.schedule().tokens(samples),
         };
         if !(terms.availability > 0.0 && terms.availability <= 1.0) {
             return Err(Problems::one(
@@ -193,4 +195,10 @@ fn program(m: &Manifest, flags: &Flags) -> Result<Program, Problems> {
         "gptrain" => Ok(Program::Gptrain),
         name => trainers::find(name, "--as").map(Program::Other),
     }
+}
+
+/// Whole samples of so many tokens.
+fn whole_samples(schedule: &BatchSchedule, tokens: u64) -> u64 {
+    let samples = schedule.samples_of_tokens(tokens);
+    if schedule.tokens(samples) > tokens { samples - 1 } else { samples }
 }

@@ -185,7 +185,7 @@ impl Setup {
             counts: Counts::new(&m.model, m.topology.tensor),
             model: m.model.clone(),
             topology: m.topology.clone(),
-            micro: m.batch.micro,
+            micro: m.batch.micros().at(m.batch.global),
             global: m.batch.global,
             numbers: match m.precision {
                 Precision::F32 | Precision::Tf32 => Numbers::F32,
@@ -235,6 +235,13 @@ impl Setup {
         let multiple = self.model.vocab_multiple * self.topology.tensor;
         self.model.vocab_padded = self.model.vocab.next_multiple_of(multiple);
         self.counts = Counts::new(&self.model, self.topology.tensor);
+        self
+    }
+
+    /// Setup with samples of another length.
+    pub fn with_length(mut self, seq_len: usize) -> Setup {
+        self.model.positions = self.model.positions.or(Some(self.model.seq_len));
+        self.model.seq_len = seq_len;
         self
     }
 

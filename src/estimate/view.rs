@@ -3,6 +3,7 @@
 use super::days::{Days, plan_run};
 use super::gptrain::dry_run::{self, MemoryLimits};
 use super::gptrain::prices::{Prices, TRAFFIC};
+use super::gptrain::shape_stages::ShapeStages;
 use super::setup::Setup;
 use super::words;
 use base::Seconds;
@@ -145,7 +146,7 @@ impl View {
 
     /// Tokens of the run.
     pub fn tokens(&self) -> f64 {
-        self.terms.samples as f64 * self.setup.model.seq_len as f64
+        self.terms.tokens as f64
     }
 
     /// Whether the host has memory for its ranks.
@@ -168,6 +169,7 @@ pub struct Terms {
     pub hours: Option<f64>,
     /// Length of the run.
     pub samples: u64,
+    pub tokens: u64,
 }
 
 impl Terms {
@@ -265,6 +267,7 @@ pub fn for_gptrain(m: &Manifest, setup: Setup, terms: Terms) -> View {
     let parts = dry_run::parts(&counted, &setup);
     let seconds = dry_run::seconds(&counted, &setup);
     let stage_seconds = dry_run::stage_seconds(&counted, &Prices::new(&setup));
+    let mut shapes = ShapeStages::new(m, counted);
     View {
         name: m.name.clone(),
         program: "gptrain",
@@ -282,9 +285,7 @@ pub fn for_gptrain(m: &Manifest, setup: Setup, terms: Terms) -> View {
         seconds,
         stage_seconds,
         seconds_error: dry_run::error(setup.hardware),
-        days: plan_run(m.batch.ramp(), terms.samples, &setup, &mut |s| {
-            dry_run::seconds(&counted, s)
-        }),
+        days: plan_run(&m.schedule(), terms.samples, &setup, &mut |s| shapes.seconds(s)),
         terms,
         setup,
         planned_seconds: None,

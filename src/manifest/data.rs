@@ -10,6 +10,7 @@ use super::paths::resolve;
 use super::report::Report;
 use super::tree;
 use base::Count;
+use plan::segments::BatchSchedule;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -246,6 +247,7 @@ impl Data {
 /// Inputs from the rest of the manifest.
 pub struct RunInputs<'a> {
     pub model: &'a Model,
+    pub schedule: &'a BatchSchedule,
     pub samples: u64,
     /// Folder of the run.
     pub folder: &'a Path,
@@ -307,9 +309,8 @@ impl BlendReader<'_, '_> {
             let train = self.blend(stage.train, &format!("{path}.train"), 0);
             let tokens = stage.from_tokens.is_some();
             let from = Length { samples: stage.from_samples, tokens: stage.from_tokens };
-            let seq_len = run.model.seq_len;
             let from = from
-                .resolve(&path, "from_", seq_len, self.report)
+                .resolve(&path, "from_", run.schedule, self.report)
                 .unwrap_or(0);
             let given = if tokens { "from_tokens" } else { "from_samples" };
             let place = format!("{path}.{given}");

@@ -6,6 +6,7 @@ use super::define::{
 };
 use super::report::Report;
 use base::Count;
+use plan::segments::BatchSchedule;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -27,16 +28,16 @@ Decay(ends: &mut DecayInputs) at "lr.decay", DecayName, DecayForm, DecaySection 
 
 settings! {
 /// Learning rate: warm-up from 0 to the peak, then a decay to the minimum.
-Lr(raw, run: u64, seq_len: usize, report: &mut Report) {
+Lr(raw, run: u64, schedule: &BatchSchedule, report: &mut Report) {
     /// Highest learning rate (--lr).
     peak: f64, required in 0.0..=1000.0;
     /// Learning rate after the decay (--min-lr). Default: 0.
     min: f64 = 0.0, in 0.0..=1000.0;
     /// Length of the linear warm-up in samples (--lr-warmup-samples). Default: 0.
-    warmup_samples: u64 => u64 = warmup(&raw, seq_len, report),
+    warmup_samples: u64 => u64 = warmup(&raw, schedule, report),
         in 0..=1_000_000_000_000_000u64, written Some(*warmup_samples);
     /// Shape after the warm-up: constant, linear, cosine or wsd. Default: cosine, over the run.
-    decay: DecayForm => Decay = decay(raw.decay, run, warmup_samples, seq_len, report);
+    decay: DecayForm => Decay = decay(raw.decay, run, warmup_samples, schedule, report);
     /// Sample count that sets the learning rate of a step: that after the step, or that before it as
     /// in Megatron. Default: after; an imported run follows its trainer.
     counted: LrCounted = LrCounted::After;
@@ -101,7 +102,7 @@ pub(super) struct DecayInputs<'a, 'r> {
     /// Samples of the run.
     run: u64,
     warmup: u64,
-    seq_len: usize,
+    schedule: &'a BatchSchedule,
     report: &'a mut Report<'r>,
 }
 
@@ -109,7 +110,7 @@ impl DecayInputs<'_, '_> {
     /// End of a decay: the end of the run unless written otherwise.
     fn end(&mut self, written: Length, path: &str) -> u64 {
         written
-            .resolve(path, "", self.seq_len, self.report)
+            .resolve(path, "", self.schedule, self.report)
             .unwrap_or(self.run)
     }
 
@@ -117,12 +118,12 @@ impl DecayInputs<'_, '_> {
     fn last_part(&mut self, wsd: &raw::Wsd) -> u64 {
         let path = "lr.decay.wsd";
         let end = Length { samples: wsd.samples, tokens: wsd.tokens }
-            .samples(self.seq_len)
+            .samples(self.schedule)
             .unwrap_or(self.run);
         let tenth = (end / 10).min(end.saturating_sub(self.warmup)).max(1);
         let length = Length { samples: wsd.decay_samples, tokens: wsd.decay_tokens };
         let decay = length
-            .resolve(path, "decay_", self.seq_len, self.report)
+            .resolve(path, "decay_", self.schedule, self.report)
             .unwrap_or(tenth);
         if decay > end && self.report.are_valid(&[path, "train"]) {
             let [decay, end] = [decay, end].map(Count);
@@ -141,7 +142,7 @@ fn decay(
     form: Option<DecayForm>,
     run: u64,
     warmup: u64,
-    seq_len: usize,
+    schedule: &BatchSchedule,
     report: &mut Report,
 ) -> Decay {
     if let Some(DecayForm::Settings(section)) = &form {
@@ -159,13 +160,13 @@ fn decay(
     }
     // A run too short for its warm-up (a trial, say) does not reach the decay.
     let run = run.max(warmup + 1);
-    Decay::read(form, DecayName::Cosine, &mut DecayInputs { run, warmup, seq_len, report })
+    Decay::read(form, DecayName::Cosine, &mut DecayInputs { run, warmup, schedule, report })
 }
 
-fn warmup(raw: &raw::Lr, seq_len: usize, report: &mut Report) -> u64 {
+fn warmup(raw: &raw::Lr, schedule: &BatchSchedule, report: &mut Report) -> u64 {
     let warmup = Length { samples: raw.warmup_samples, tokens: raw.warmup_tokens };
     warmup
-        .resolve("lr", "warmup_", seq_len, report)
+        .resolve("lr", "warmup_", schedule, report)
         .unwrap_or(0)
 }
 
@@ -212,9 +213,9 @@ pub struct Length {
 
 impl Length {
     /// Length in samples; tokens are rounded up to whole samples.
-    fn samples(&self, seq_len: usize) -> Option<u64> {
+    fn samples(&self, schedule: &BatchSchedule) -> Option<u64> {
         self.samples
-            .or(self.tokens.map(|tokens| tokens.div_ceil(seq_len as u64)))
+            .or(self.tokens.map(|tokens| schedule.samples_of_tokens(tokens)))
     }
 
     /// Length in samples; None after reporting that it is given twice.
@@ -222,7 +223,7 @@ impl Length {
         self,
         section: &str,
         prefix: &str,
-        seq_len: usize,
+        schedule: &BatchSchedule,
         report: &mut Report,
     ) -> Option<u64> {
         if self.samples.is_some() && self.tokens.is_some() {
@@ -234,6 +235,6 @@ impl Length {
             );
             return None;
         }
-        self.samples(seq_len)
+        self.samples(schedule)
     }
 }

@@ -41,7 +41,7 @@ mod tree;
 pub use self::data::{Data, DataStage, Dataset, Eod, Objective, PrefixLm, Sequences, ValidSet};
 pub use self::model::{Dropout, Init, Model, Mup, Sizes};
 pub use base::Gelu;
-pub use batch::{Batch, RampUp};
+pub use batch::{Batch, LengthRampUp, MicroStage, RampUp};
 pub use check::{FREE_MODEL_SETTINGS, Split, model_section, model_settings, settings_json};
 pub use choices::{
     Bias, DataRule, DeviceChoice, Ffn, Framework, GpuTransport, GradientHome, LayerAttention,
@@ -63,6 +63,7 @@ pub use run::{Checkpoint, Divergence, EvalTask, Log, Plan, Train};
 pub use suggest::Suggestion;
 pub use topology::{LayerSplit, Offload, PowerSgd, Ranks, Topology};
 
+use plan::segments::BatchSchedule;
 use plan::step_samples::StepSamples;
 
 /// One experiment, checked.
@@ -95,10 +96,15 @@ impl Manifest {
             .gradients_are_open(matches!(self.optimizer, Optimizer::Adafactor(_)))
     }
 
+    /// Global batch, micro-batch and length of samples over the run.
+    pub fn schedule(&self) -> BatchSchedule {
+        self.batch.schedule(self.model.seq_len)
+    }
+
     /// Samples of the run's steps.
     pub fn step_samples(&self) -> StepSamples {
         let skip = self.data.skip.iter().map(|range| range.0.clone());
-        StepSamples::new(self.batch.ramp(), skip.collect())
+        StepSamples::new(self.schedule(), skip.collect())
     }
 
     /// The same manifest with gradients in `home`.

@@ -1,9 +1,11 @@
 //! Decisions as data: pure, printable values. Independent of clock, environment and device.
 
 pub mod grid;
+pub mod length;
 pub mod ramp;
 pub mod robust;
 pub mod schedule;
+pub mod segments;
 pub mod spikes;
 pub mod split;
 pub mod step_samples;

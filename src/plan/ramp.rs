@@ -56,6 +56,11 @@ impl Ramp {
         self.global
     }
 
+    /// Samples over which the batch grows.
+    pub fn samples(&self) -> u64 {
+        self.growth.map_or(0, |growth| growth.samples)
+    }
+
     /// Number of increments: `(global - start) / increment`.
     pub fn increments(&self) -> usize {
         self.growth

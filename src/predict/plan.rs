@@ -90,9 +90,7 @@ fn view(predictor: &Predictor, m: &Manifest, setup: Setup, terms: Terms) -> View
             .collect(),
         seconds: p.seconds,
         seconds_error: p.seconds_error,
-        days: plan_run(m.batch.ramp(), terms.samples, &setup, &mut |s| {
-            predictor.predict(s).seconds
-        }),
+        days: plan_run(&m.schedule(), terms.samples, &setup, &mut |s| predictor.predict(s).seconds),
         terms,
         setup,
         planned_seconds: None,

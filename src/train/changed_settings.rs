@@ -82,6 +82,7 @@ const RULES: &[(&str, Change)] = &[
     ("loss_scale",          Change::Warn),
     ("model.dropout",       Change::Warn),
     ("batch.micro",         Change::Warn),     // sums of floats in another order
+    ("batch.micro_stages",  Change::Warn),
     ("train.z_loss",        Change::Warn),
     ("train.samples",       Change::Warn),     // and with it the order of samples
     ("train.seed",          Change::Warn),     // other dropout from here on

@@ -1,12 +1,13 @@
 //! Transfers micro-batches from the reader thread to the device.
 
 use anyhow::Result;
-use data::{Reader, Request, Source};
+use data::{CutRequest, Reader, Request, Source};
 use device::Backend;
 use launch::rank::Rank;
 use manifest::Manifest;
 use model::Inputs;
 use plan::grid::Axis;
+use plan::segments::MicroShape;
 use plan::step_samples::StepSamples;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +41,11 @@ impl DataShard {
         samples.div_ceil((self.micro * self.replicas) as u64)
     }
 
+    /// The same replica with micro-batches of this number of samples.
+    pub fn with_micro(self, micro: usize) -> DataShard {
+        DataShard { micro, ..self }
+    }
+
     fn requests(self, from: u64, to: u64) -> impl Iterator<Item = Request> + Send + 'static {
         Request::for_rank(from, to, self.micro, self.replicas, self.replica)
     }
@@ -67,9 +73,13 @@ impl Loader {
         let steps = std::iter::from_fn(move || {
             let step = steps.after(first);
             first = step.end;
-            (step.end <= end).then_some(step)
+            let micro = steps.micro(&step);
+            (step.end <= end).then_some((step, micro))
         });
-        let requests = steps.flat_map(move |step| shard.requests(step.start, step.end));
+        let requests = steps.flat_map(move |(step, MicroShape { samples, tokens })| {
+            let requests = shard.with_micro(samples).requests(step.start, step.end);
+            requests.map(move |request| CutRequest { request, tokens: Some(tokens) })
+        });
         let reader = Reader::start(source.clone(), requests, PREFETCH)?;
         Ok(Loader { reader, until: u64::MAX, counting: u64::MAX })
     }

@@ -34,6 +34,8 @@ pub struct ProbedStep {
     /// Samples consumed by the run up to and with this step, and samples of the step.
     pub consumed_samples: u64,
     pub global_batch: u64,
+    /// Tokens of each sample.
+    pub seq_len: u64,
     pub lr: f64,
     pub lm_loss: f64,
     pub sec: f64,
@@ -45,8 +47,9 @@ pub struct Probe {
     pub name: String,
     pub nodes: usize,
     pub ranks: usize,
-    /// Batch of the last step. The figures below are of steps with this batch.
+    /// Batch of the last step, and tokens of each sample. The figures below are of steps with both.
     pub global_batch: u64,
+    pub seq_len: u64,
     /// Median seconds of a step. The first step of several is not counted.
     pub sec: f64,
     pub tokens_per_s: f64,
@@ -108,6 +111,7 @@ impl Watcher for Steps<'_> {
             step: done.step,
             consumed_samples: done.samples.end,
             global_batch: done.samples.end - done.samples.start,
+            seq_len: run.steps.micro(&done.samples).tokens as u64,
             lr: done.lr,
             lm_loss: done.outcome.loss,
             sec: done.seconds,
@@ -174,15 +178,17 @@ fn remove_folder(rank: &Rank, m: &Manifest, created: &Option<PathBuf>) -> Result
 
 fn summarise(m: &Manifest, nodes: &[String], steps: Vec<ProbedStep>, memory: FullestRank) -> Probe {
     let last = steps.last().expect("a probe has a step");
-    let global_batch = last.global_batch;
+    let ProbedStep { global_batch, seq_len, .. } = *last;
     let counted = &steps[usize::from(steps.len() > 1)..];
     let of_last_batch = counted
         .iter()
-        .filter(|step| step.global_batch == global_batch);
+        .filter(|step| (step.global_batch, step.seq_len) == (global_batch, seq_len));
     let sec = median(of_last_batch.map(|step| step.sec));
     let hardware = hardware::find(CPU, "plan.hardware").expect("the table has a CPU");
     let setup = Setup::new(m, Program::Gptrain, hardware);
-    let setup = Setup { global: global_batch as usize, ..setup };
+    let micro = m.batch.micros().at(global_batch as usize);
+    let setup = Setup { global: global_batch as usize, micro, ..setup };
+    let setup = setup.with_length(seq_len as usize);
     let ranks = setup.ranks();
     Probe {
         name: m.name.clone(),
@@ -191,8 +197,9 @@ fn summarise(m: &Manifest, nodes: &[String], steps: Vec<ProbedStep>, memory: Ful
             .count(),
         ranks,
         global_batch,
+        seq_len,
         sec,
-        tokens_per_s: global_batch as f64 * m.model.seq_len as f64 / sec,
+        tokens_per_s: (global_batch * seq_len) as f64 / sec,
         tflops_simple: setup.simple_tflops(sec),
         tflops: setup.flops().1 / (sec * ranks as f64 * 1e12),
         memory,

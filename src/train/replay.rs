@@ -46,7 +46,9 @@ pub fn replay(
         let global = samples.end - samples.start;
         consumed = samples.end;
         ensure!(consumed <= m.train.samples, "the run ends before step {step}");
-        let micros = shard.rounds(global) as usize;
+        let micro = all.micro(&samples);
+        engine.set_micro(micro)?;
+        let micros = shard.with_micro(micro.samples).rounds(global) as usize;
         let rate = lr::for_step(&m.lr, &samples);
         let load = &mut |inputs: &_| loader.load(be, inputs, global);
         engine.set_limits(

@@ -148,6 +148,8 @@ impl<'a> Run<'a> {
         let StepSpec { step, ref samples, .. } = *spec;
         let lr = lr::for_step(&m.lr, samples);
         let global = samples.end - samples.start;
+        let micro = self.cx.steps.micro(samples);
+        self.engine.set_micro(micro)?;
         self.cx.signals.set_step(step);
         let computing = format!("computing step {step}");
         let loader = &mut self.loader;
@@ -162,7 +164,7 @@ impl<'a> Run<'a> {
                 rank.set_phase(&computing);
                 loaded
             },
-            self.cx.shard.rounds(global) as usize,
+            self.cx.shard.with_micro(micro.samples).rounds(global) as usize,
             lr,
         )?;
         self.watchers

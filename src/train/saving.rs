@@ -187,7 +187,7 @@ impl Saver {
         self.saved = Some(step);
         let mut state = State { progress, next_batch, ..self.state.clone() };
         run.watchers.store(&mut state);
-        state.consumed_tokens = progress.consumed_samples * run.manifest.model.seq_len as u64;
+        state.consumed_tokens = run.manifest.schedule().tokens(progress.consumed_samples);
         state.history = self.history.iter().copied().collect();
         let scale = engine.scale();
         state.loss_scale = self.scaled.then_some(scale);

@@ -11,7 +11,7 @@ use super::gpu_faults::GpuFaults;
 use super::loader::{DataShard, Loader};
 use super::mirror::{self, Mirror, MirrorQueue};
 use super::report::metrics::Metrics;
-use super::report::{Report, RunInfo};
+use super::report::{Report, RunInfo, TokenFlops};
 use super::resume::ResumeOptions;
 use super::run::{InFlight, Run};
 use super::saving::{self, Saver};
@@ -41,7 +41,7 @@ use launch::run_folder::FolderLock;
 use launch::signals::Signals;
 use launch::storage::Storage;
 use launch::{self, Device, LocalRanks};
-use manifest::{self, Loaded, LogFormat, Manifest};
+use manifest::{self, Loaded, LogFormat, Manifest, Model};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
@@ -538,17 +538,31 @@ fn open_status(
 }
 
 fn run_info(m: &Manifest) -> RunInfo {
-    let flops = model::flops_per_token(&m.model);
+    let flops = |seq_len| {
+        let positions = Some(m.model.context());
+        let model = Model { seq_len, positions, ..m.model.clone() };
+        let flops = model::flops_per_token(&model);
+        TokenFlops { model: flops.model, hardware: flops.hardware(m.topology.recompute) }
+    };
     let simple = || {
         let parameters = model::parameters(&m.model) as f64;
         simple_factor(m.topology.recompute) * parameters
     };
+    let seq_len = m.model.seq_len;
+    let lengths = m
+        .schedule()
+        .lengths
+        .lengths()
+        .filter(|length| *length < seq_len);
     RunInfo {
         total_samples: m.train.samples,
         total_steps: m.batch.ramp().steps(m.train.samples),
-        seq_len: m.model.seq_len,
-        model_flops_per_token: flops.model,
-        hardware_flops_per_token: flops.hardware(m.topology.recompute),
+        schedule: m.schedule(),
+        seq_len,
+        flops: flops(seq_len),
+        shorter: lengths
+            .map(|length| (length as u64, flops(length)))
+            .collect(),
         simple_flops_per_token: m.log.simple_tflops.then(simple),
         devices: m.topology.ranks(),
         peak_flops: m.log.peak_tflops.map(|peak| peak * 1e12),

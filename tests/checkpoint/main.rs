@@ -9,6 +9,7 @@
 //! | `rules` | states of every shape and type, of an optimizer for tests |
 //! | `adam8bit` | 8-bit moments, converted from AdamW's and back |
 //! | `changes` | another optimizer at a resume, and `--verify-resume` after it, by the real binary |
+//! | `shapes` | micro-batches and samples that grow: every grid, resumes, probes, plans |
 //! | `spikes` | loss spikes: skips and rollbacks, on every grid and after every resume |
 //! | `slices` | slices of many ranks are one tensor; any rectangle of it can be read |
 //! | `faults` | saves that fail at every system call |
@@ -78,6 +79,7 @@ mod resume;
 mod rules;
 mod secrets;
 mod slices;
+mod shapes;
 mod spikes;
 mod storage;
 mod tokenizers;

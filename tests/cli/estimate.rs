@@ -17,6 +17,8 @@ use gptrain::estimate::rates::{simple_days, simple_tflops};
 use gptrain::estimate::setup::{Offload, Setup};
 use gptrain::manifest::{LayerSplit, Manifest, Position};
 use gptrain::model::parameters;
+use gptrain::plan::length::LengthRamp;
+use gptrain::plan::segments::{BatchSchedule, MicroStages};
 use gptrain::plan::{ramp::Ramp, split};
 use gptrain::predict::Predictor;
 use gptrain::predict::calibrate;
@@ -298,8 +300,10 @@ fn the_ramp_up_and_the_pipe() {
         .map(|s| s.steps);
     near(to_384.sum::<u64>() as f64, 18_146.0, 1e-3);
     let setup = run("002-159");
-    let run =
-        days::plan_run(ramp, 220_000_000, &setup, &mut |s| Predictor::shipped().predict(s).seconds);
+    let lengths = LengthRamp::constant(setup.model.seq_len);
+    let schedule = BatchSchedule { ramp, micros: MicroStages::constant(setup.micro), lengths };
+    let seconds = &mut |s: &Setup| Predictor::shipped().predict(s).seconds;
+    let run = days::plan_run(&schedule, 220_000_000, &setup, seconds);
     assert_eq!(run.full_from, Some(192));
     assert_eq!(run.segments.len(), 128);
     let slow = &run.segments[0];
@@ -445,7 +449,8 @@ fn drift_from_the_plan_is_said_aloud() {
     let m = common::manifest(&["plan.hardware=cpu"]);
     let memory_plan = dry_run::stages(&m)[0].memory_plan.total();
     let compare = |m: &Manifest, memory, parts| {
-        let first = FirstSteps { batch: 8, seconds: 100.0, parts };
+        let micro = m.schedule().first_micro();
+        let first = FirstSteps { batch: 8, micro, seconds: 100.0, parts };
         let cpu = gptrain::estimate::hardware::find("cpu", "test").unwrap();
         drift::compare(m, Some(cpu), 0, memory, &first).unwrap()
     };

@@ -9,10 +9,13 @@ use gptrain::base::svg::Scale;
 use gptrain::commands::ReportPage as Run;
 use gptrain::launch::console::Console;
 use gptrain::launch::storage::Storage;
+use gptrain::plan::length::LengthRamp;
+use gptrain::plan::ramp::Ramp;
+use gptrain::plan::segments::{BatchSchedule, MicroStages};
 use gptrain::train::report::metrics::{Dropped, Metrics, MetricsFile};
 use gptrain::train::report::numbers::{NUMBERS, Number, Shown, StepRow};
 use gptrain::train::report::tensorboard::{Events, Position};
-use gptrain::train::report::{Report, RunInfo};
+use gptrain::train::report::{Report, RunInfo, TokenFlops};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,11 +26,16 @@ fn storage(folder: &Path) -> Arc<Storage> {
 fn info() -> RunInfo {
     RunInfo {
         total_samples: 320,
+        schedule: BatchSchedule {
+            ramp: Ramp::constant(16),
+            micros: MicroStages::constant(1),
+            lengths: LengthRamp::constant(128),
+        },
         seq_len: 128,
-        model_flops_per_token: 1e6,
+        flops: TokenFlops { model: 1e6, hardware: 1e6 },
+        shorter: Default::default(),
         simple_flops_per_token: None,
         devices: 1,
-        hardware_flops_per_token: 1e6,
         peak_flops: None,
         total_steps: 20,
     }

@@ -15,6 +15,7 @@
 //! | `compression` | PowerSGD: every grid equals plain replicas; its error |
 //! | `replayed` | every op of a step on the CPU, replayed on a GPU with the recorded inputs |
 //! | `sampler` | logits of a growing text are those of the whole text |
+//! | `shapes` | shorter samples and other micro-batches in the memory of the largest |
 //! | `traffic` | bytes sent in a step, counted and of the dry run, are those of the literature's formulas |
 //! | `spikes` | steps above their limits change nothing |
 //! | `fp16` | training in fp16 follows f32; steps that overflow are skipped; resumes keep the bits |
@@ -38,5 +39,6 @@ mod order;
 mod pytorch;
 mod replayed;
 mod sampler;
+mod shapes;
 mod spikes;
 mod traffic;

@@ -32,7 +32,7 @@ pub fn dry_groups(m: &Manifest, stage: usize, journal: &Rc<Journal>) -> Groups {
 fn checked(m: &Manifest, stage: usize, skip: Option<usize>) -> (Vec<String>, usize) {
     let rounds = if m.topology.chunks > 1 { m.topology.pipeline } else { 1 };
     let (micros, micro) = (2 * rounds, m.batch.micro);
-    let batch = Batch { global: micros * micro * m.topology.data, ramp_up: None, ..m.batch };
+    let batch = Batch::constant(micro, micros * micro * m.topology.data);
     let train = Train { device_memory: None, ..m.train.clone() };
     let m = &Manifest { batch, train, ..m.clone() };
     let device = Rc::new(Dry::ordered(skip));

@@ -5,8 +5,9 @@ use anyhow::ensure;
 use base::{Count, Problems};
 use checkpoint::safetensors::Reader;
 use data::batch::Batch;
-use data::{Datasets, MixturePlan, Request, Source};
+use data::{CutRequest, Datasets, MixturePlan, Request, Source};
 use manifest::{Manifest, Objective};
+use plan::segments::MicroShape;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -110,16 +111,18 @@ impl Samples<'_> {
         m: &Manifest,
         first: u64,
         global: u64,
+        shape: MicroShape,
         mean: LossMean,
     ) -> anyhow::Result<Vec<Batch>> {
-        let micro = m.batch.micro;
+        let MicroShape { samples: micro, tokens } = shape;
         let mut batches = Vec::new();
         for number in 0..global / micro as u64 {
             let mut batch = Batch::default();
             let first_sample = first + number * micro as u64;
             match self {
                 Samples::Ordered(source) => {
-                    batch.fill(source, Request { first_sample, samples: micro })?;
+                    let request = Request { first_sample, samples: micro };
+                    batch.fill(source, CutRequest { request, tokens: Some(tokens) })?;
                 }
                 Samples::Recorded { batches, first } => {
                     let at = first_sample
@@ -129,10 +132,9 @@ impl Samples<'_> {
                         return Err(too_few(batches, first_sample, *first).into());
                     }
                     ensure!(
-                        batches.tokens == m.model.seq_len,
-                        "the batches have {} tokens a sample, model.seq_len is {}",
+                        batches.tokens == tokens,
+                        "the batches have {} tokens a sample, the run {tokens}",
                         batches.tokens,
-                        m.model.seq_len
                     );
                     batches.fill(&mut batch, at, micro, m.model.vocab)?;
                 }

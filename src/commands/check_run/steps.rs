@@ -109,7 +109,9 @@ impl NextSteps<'_> {
                 return Err(ends(&m, step).into());
             }
             let taken = consumed.saturating_add_signed(shift);
-            let batches = samples.step(&m, taken, global, change.mean)?;
+            let micro = m.schedule().micro(&(consumed..consumed + global));
+            engine.set_micro(micro)?;
+            let batches = samples.step(&m, taken, global, micro, change.mean)?;
             let late = consumed.saturating_add_signed(-change.rate_delay * global as i64);
             let rate = lr::for_step(&m.lr, &(late..late + global));
             facts.scale.set(engine.scale().scale);

@@ -78,7 +78,7 @@ impl CheckedManifest {
             "missing": files.missing.list, "cannot_run": cannot_run.list, "notes": notes,
             "ranks": m.topology.ranks(), "steps": m.batch.ramp().steps(m.train.samples),
             "samples": m.train.samples,
-            "tokens": m.train.samples.saturating_mul(m.model.seq_len as u64),
+            "tokens": m.schedule().tokens(m.train.samples),
             "parameters": model::parameters(&m.model), "memory_bytes": dry_run::memory(m).0,
             "vocab_padded": m.model.vocab_padded, "run_folder": m.log.folder,
         })
@@ -182,21 +182,28 @@ fn describe_size(m: &Manifest) -> String {
 }
 
 fn describe_batch(m: &Manifest) -> String {
-    let text = format!("micro {}, global {}", m.batch.micro, m.batch.global);
-    match m.batch.ramp_up {
-        None => text,
-        Some(ramp) => format!(
-            "{text}, growing from {} by {} over {}",
-            ramp.start,
-            ramp.increment,
-            Count(ramp.samples).with_noun("sample")
-        ),
+    let mut text = format!("micro {}", m.batch.micro);
+    for stage in &m.batch.micro_stages {
+        text += &format!(" (from {}: {})", stage.from_global, stage.micro);
     }
+    text += &format!(", global {}", m.batch.global);
+    let grows = |(start, increment, samples)| {
+        let samples = Count(samples).with_noun("sample");
+        format!(", growing from {start} by {increment} over {samples}")
+    };
+    if let Some(ramp) = m.batch.ramp_up {
+        text += &grows((ramp.start, ramp.increment, ramp.samples));
+    }
+    if let Some(ramp) = m.batch.length_ramp_up {
+        let grows = grows((ramp.start, ramp.increment, ramp.samples));
+        text += &format!("; tokens of a sample{}", grows.trim_start_matches(','));
+    }
+    text
 }
 
 fn describe_length(m: &Manifest) -> String {
     let samples = m.train.samples;
-    let tokens = samples.saturating_mul(m.model.seq_len as u64);
+    let tokens = m.schedule().tokens(samples);
     let steps = m.batch.ramp().steps(samples);
     let [steps, samples, tokens] = [(steps, "step"), (samples, "sample"), (tokens, "token")]
         .map(|(count, noun)| Count(count).with_noun(noun));

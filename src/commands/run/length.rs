@@ -8,6 +8,7 @@ use launch::messages::Messages;
 use launch::{self, LocalRanks};
 use manifest::{Loaded, Manifest};
 use model::Inputs;
+use plan::segments::MicroShape;
 use std::time::Instant;
 use train::loader::DataShard;
 
@@ -194,7 +195,10 @@ fn seconds_per_step(loaded: &Loaded, messages: &Messages) -> anyhow::Result<f64>
         let groups = device.groups(rank.world(), m)?;
         let engine = Engine::new(be, groups, m, m.data.causal())?;
         engine.init();
-        let micros = DataShard::for_rank(rank, m).rounds(m.batch.global as u64) as usize;
+        let whole = whole_micro(m);
+        engine.set_micro(whole)?;
+        let shard = DataShard::for_rank(rank, m).with_micro(whole.samples);
+        let micros = shard.rounds(m.batch.global as u64) as usize;
         let mut seconds = Vec::new();
         for step in 0..=TIMED {
             let begun = Instant::now();
@@ -213,10 +217,14 @@ fn seconds_per_step(loaded: &Loaded, messages: &Messages) -> anyhow::Result<f64>
     })
 }
 
+/// Micro-batch of the full batch, of whole samples.
+fn whole_micro(m: &Manifest) -> MicroShape {
+    MicroShape { samples: m.batch.micros().at(m.batch.global), tokens: m.model.seq_len }
+}
+
 /// Batch of random tokens.
 fn batch(m: &Manifest, seed: u64) -> Batch {
-    let samples = m.batch.micro;
-    let seq = m.model.seq_len;
+    let MicroShape { samples, tokens: seq } = whole_micro(m);
     let tokens: Vec<i32> = (0..samples * (seq + 1))
         .map(|i| rng::below(seed, i as u64, m.model.vocab as u64) as i32)
         .collect();

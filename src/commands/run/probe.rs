@@ -49,17 +49,17 @@ impl Probe {
             let text = serde_json::to_vec_pretty(&measured)?;
             output::write(path, Existing::Replaced, &text)?;
         }
-        printout(&measured, loaded).say(self.json);
+        printout(&measured).say(self.json);
         Ok(())
     }
 }
 
-fn printout(measured: &probe::Probe, loaded: &Loaded) -> Printout {
+fn printout(measured: &probe::Probe) -> Printout {
     let steps = &measured.steps;
     let first = steps[0].step;
     let last = steps[steps.len() - 1].step;
     let counted = if steps.len() > 1 { ", the first not counted" } else { "" };
-    let tokens = measured.global_batch * loaded.manifest.model.seq_len as u64;
+    let tokens = measured.global_batch * measured.seq_len;
     let samples = Count(measured.global_batch).with_noun("sample");
     let mut facts = vec![
         ("step", Seconds(measured.sec).to_string()),

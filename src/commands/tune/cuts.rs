@@ -214,7 +214,8 @@ impl Planner<'_> {
         let limits = MemoryLimits::new(m, hardware);
         let ramp = m.batch.ramp();
         let global = ramp.batch_at(ramp.samples_after(ramp.steps(self.asked.at_samples)));
-        let setup = Setup { global, ..self.request.setup.for_manifest(m) };
+        let micro = m.batch.micros().at(global);
+        let setup = Setup { global, micro, ..self.request.setup.for_manifest(m) };
         let stages = dry_run::stages(&dry_run::place_gradients(m, limits));
         let bytes = dry_run::peak(&stages).1;
         let t = &m.topology;
@@ -223,7 +224,7 @@ impl Planner<'_> {
             data: Some(t.data),
             tensor: Some(t.tensor),
             pipeline: Some(t.pipeline),
-            micro_batch: Some(m.batch.micro),
+            micro_batch: Some(m.batch.micros().at(global)),
             global_batch: Some(global),
             planned_bytes: Some(bytes.0),
             planned_sec: self.is_sure.then(|| dry_run::seconds(&stages, &setup)),

@@ -35,7 +35,8 @@ pub fn is_permitted(m: &Manifest, s: &Setup) -> bool {
 }
 
 fn batch(m: &Manifest, s: &Setup) -> Batch {
-    Batch { micro: s.micro, global: s.global, ..m.batch }
+    let micro_stages = Vec::new();
+    Batch { micro: s.micro, micro_stages, global: s.global, ..m.batch.clone() }
 }
 
 fn optimizer(m: &Manifest, s: &Setup) -> Optimizer {

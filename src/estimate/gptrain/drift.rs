@@ -2,11 +2,13 @@
 
 use super::dry_run::{self, Stage};
 use super::prices::Prices;
+use super::shape_stages::with_shape;
 use crate::hardware::{self, CPU, Hardware};
 use crate::parts::{Part, PartSeconds, PartTable};
 use crate::setup::{Program, Setup};
 use base::{Bytes, Seconds};
 use manifest::Manifest;
+use plan::segments::MicroShape;
 
 /// Deviation of time or memory that causes a warning.
 const FAR: f64 = 1.5;
@@ -16,8 +18,9 @@ const DEFAULT_GPU: &str = "h200-141g";
 
 /// First steps of a run.
 pub struct FirstSteps {
-    /// Samples of a step.
+    /// Samples of a step, and its micro-batches.
     pub batch: usize,
+    pub micro: MicroShape,
     /// Median seconds of a step.
     pub seconds: f64,
     /// Number of the measured step, and the seconds of its parts. None if the device cannot time its
@@ -42,11 +45,13 @@ pub fn compare(
     first: &FirstSteps,
 ) -> Option<Compared> {
     let hw = hw.or_else(|| hardware::find(DEFAULT_GPU, "plan.hardware").ok())?;
-    let stages = dry_run::stages(m);
-    let mut setup = Setup::new(m, Program::Gptrain, hw);
-    setup.global = first.batch;
+    let all_shapes = dry_run::stages(m);
+    let memory_plan = all_shapes.get(stage)?.memory_plan.total();
+    let shaped = with_shape(m, first.micro, first.batch);
+    let grows = m.batch.length_ramp_up.is_some() || !m.batch.micro_stages.is_empty();
+    let stages = if grows { dry_run::stages(&shaped) } else { all_shapes };
+    let setup = Setup::new(&shaped, Program::Gptrain, hw);
     let planned = dry_run::seconds(&stages, &setup);
-    let memory_plan = stages.get(stage)?.memory_plan.total();
     let memory = if memory_plan == reserved {
         format!("as planned: {reserved}")
     } else {

@@ -333,8 +333,9 @@ pub fn count_stage(m: &Manifest, stage: usize) -> (MemoryPlan, Work) {
 /// second has more is the micro-batches' work, the rest is done once.
 fn count_work(m: &Manifest, stage: usize) -> Work {
     let fewest = if m.topology.chunks > 1 { m.topology.pipeline } else { 1 };
-    let global = 2 * fewest * m.batch.micro * m.topology.data;
-    let batch = Batch { global, ramp_up: None, ..m.batch };
+    let micro = m.batch.micros().at(m.batch.global);
+    let global = 2 * fewest * micro * m.topology.data;
+    let batch = Batch::constant(micro, global);
     // What does not fit is counted all the same.
     let train = Train { device_memory: None, ..m.train.clone() };
     let m = &Manifest { batch, train, ..m.clone() };

@@ -101,13 +101,16 @@ fn limits(m: &Manifest) -> Vec<Limit> {
                 "batch.ramp_up {} to {} by {}",
                 ramp.start, m.batch.global, ramp.increment
             ),
-            without: |m, _| Manifest { batch: Batch { ramp_up: None, ..m.batch }, ..m.clone() },
+            without: |m, _| Manifest {
+                batch: Batch { ramp_up: None, ..m.batch.clone() },
+                ..m.clone()
+            },
         },
         None => Limit {
             name: format!("batch.global {}", m.batch.global),
             without: |m, devices| {
                 let global = m.batch.global * devices;
-                Manifest { batch: Batch { global, ..m.batch }, ..m.clone() }
+                Manifest { batch: Batch { global, ..m.batch.clone() }, ..m.clone() }
             },
         },
     });

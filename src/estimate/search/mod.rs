@@ -15,7 +15,9 @@ use super::gptrain::dry_run::{self, MemoryLimits};
 use super::predict::{Needs, Predict};
 use super::setup::{Extras, Setup};
 use manifest::{Manifest, Recompute};
+use plan::length::LengthRamp;
 use plan::ramp::Ramp;
+use plan::segments::{BatchSchedule, MicroStages};
 use rayon::prelude::*;
 use std::sync::Arc;
 
@@ -336,7 +338,11 @@ impl<'a> Search<'a> {
             Means::DryRun(_) => dry_run::seconds(&stages, setup),
             Means::Predictor(predictor) => predictor.needs(setup).seconds,
         };
-        let days = plan_run(self.ramp, self.samples, &candidate.setup, &mut seconds);
+        // Whole samples: a warm-up of their length is planned for one cut, by `estimate` without a search.
+        let lengths = LengthRamp::constant(candidate.setup.model.seq_len);
+        let micros = MicroStages::constant(candidate.setup.micro);
+        let schedule = BatchSchedule { ramp: self.ramp, micros, lengths };
+        let days = plan_run(&schedule, self.samples, &candidate.setup, &mut seconds);
         Planned { days, candidate }
     }
 

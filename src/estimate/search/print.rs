@@ -276,6 +276,9 @@ pub fn sets(m: &Manifest, s: &Setup) -> Vec<String> {
         .iter()
         .map(|(key, value)| format!("{key}={value}"))
         .collect();
+    if !m.batch.micro_stages.is_empty() {
+        sets.push("batch.micro_stages=[]".to_string());
+    }
     match (m.topology.schedule, t.schedule) {
         (_, Schedule::Interleaved) => sets.push(format!("topology.chunks={}", t.chunks)),
         (Schedule::Interleaved, _) => sets.push("topology.chunks=null".to_string()),

@@ -1,6 +1,7 @@
 //! Converts Megatron's arguments (`args` of a checkpoint) to settings of a manifest, by the table of
 //! `manifest::dialects`.
 
+mod length;
 mod model;
 mod run;
 

@@ -273,7 +273,8 @@ impl RunDescription {
         let scheduler = root
             .some("opt_param_scheduler")
             .or_else(|| root.some("lr_scheduler"));
-        let (settings, notes) = args.settings(scheduler)?;
+        let (mut settings, mut notes) = args.settings(scheduler)?;
+        args.length_ramp_up(root.some("ds_config"), &mut settings, &mut notes)?;
         let step = root.need("iteration")?.count()?;
         let samples = args.count("consumed_train_samples")?;
         let tokens = samples * args.count("model.seq_len")?;

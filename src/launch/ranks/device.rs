@@ -213,7 +213,9 @@ impl GroupFactory<'_> {
 
 /// Upper bound of the bytes of a run's collectives: gradients of all weights, or activations.
 fn largest_operation(m: &Manifest) -> usize {
-    let activations = m.batch.micro * m.model.seq_len * m.model.hidden;
+    let micros = m.batch.micro_stages.iter().map(|stage| stage.micro);
+    let micro = micros.fold(m.batch.micro, usize::max);
+    let activations = micro * m.model.seq_len * m.model.hidden;
     4 * activations.max(model::parameters(&m.model) as usize)
 }
 

@@ -158,7 +158,7 @@ fn is_batch_divisible(m: &Manifest, data: usize) -> bool {
     m.batch
         .ramp()
         .sizes()
-        .all(|global| global.is_multiple_of(m.batch.micro * data))
+        .all(|global| global.is_multiple_of(m.batch.micros().at(global) * data))
 }
 
 /// Address of rank 0: the launcher's address while its task lives; otherwise rank 0's own host with

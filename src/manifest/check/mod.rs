@@ -38,6 +38,7 @@ impl Split<'_> {
         let mut report = Report::new("", &root);
         shape::heads(self.model, &mut report);
         time::batch(self.batch, self.topology.data, &mut report);
+        time::lengths(self.batch, self.model, self.topology, &mut report);
         self.check(self.topology.chunks > 1, &mut report);
         report.is_empty()
     }
@@ -71,16 +72,18 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     let batch = Batch::read(raw.batch.unwrap_or_default(), report);
     time::batch(&batch, topology.data, report);
     let train = raw.train.unwrap_or_default();
-    let samples = time::samples(&train, &batch, model.seq_len, report);
+    let schedule = batch.schedule(model.seq_len);
+    time::lengths(&batch, &model, &topology, report);
+    let samples = time::samples(&train, &schedule, report);
     let log = Log::read(raw.log.unwrap_or_default(), &name);
-    let run = RunInputs { model: &model, samples, folder: &log.folder };
+    let run = RunInputs { model: &model, schedule: &schedule, samples, folder: &log.folder };
     let data = data::data(raw.data.unwrap_or_default(), &run, folder, report);
     let precision = raw.precision.unwrap_or(Precision::F32);
     let loss_scale = loss_scale(raw.loss_scale, precision, report);
     let optimizer = optimizers::optimizer(raw.optimizer, report);
     let rate = raw.lr.unwrap_or_default();
     let in_tokens = rate.warmup_tokens.is_some();
-    let rate = Lr::read(rate, samples, model.seq_len, report);
+    let rate = Lr::read(rate, samples, &schedule, report);
     lr::check(&rate, in_tokens, report);
     relative_step(&optimizer, &rate, report);
     mup(&model, &optimizer, report);

@@ -101,10 +101,18 @@ pub fn fp8(
         ("model.heads", "columns of queries", heads.query_width(), ranks),
         ("model.heads", "columns of queries, keys and values", heads.qkv_width(), ranks),
         ("model.ffn_hidden", "model.ffn_hidden", model.ffn_hidden, ranks),
-        ("batch.micro", "batch.micro × model.seq_len tokens", batch.micro * model.seq_len, 1),
     ];
+    let micros = batch.micro_stages.iter().map(|stage| stage.micro);
+    let lengths = batch
+        .length_ramp_up
+        .map_or([model.seq_len; 2], |r| [r.start, r.increment]);
+    let tokens = std::iter::once(batch.micro)
+        .chain(micros)
+        .flat_map(|micro| lengths.map(|length| micro * length))
+        .map(|tokens| ("batch.micro", "batch.micro × the tokens of a sample,", tokens, 1));
     if let Some((path, name, side, ranks)) = sides
         .into_iter()
+        .chain(tokens)
         .find(|(_, _, side, ranks)| !side.is_multiple_of(FP8_SIDE * ranks))
     {
         let share = if ranks > 1 { format!(" / topology.tensor {ranks}") } else { String::new() };
@@ -442,13 +450,15 @@ fn check_interleaving(topology: &Topology, batch: &Batch, report: &mut Report) {
             "set topology.schedule to 1f1b",
         );
     }
-    let group = batch.micro * topology.data * stages;
+    let micros = batch.micros();
+    let group = |size: usize| micros.at(size) * topology.data * stages;
     let failing: Vec<usize> = batch
         .ramp()
         .sizes()
-        .filter(|size| !size.is_multiple_of(group))
+        .filter(|size| !size.is_multiple_of(group(*size)))
         .collect();
     if let [first, more @ ..] = &failing[..] {
+        let (micro, group) = (micros.at(*first), group(*first));
         let others = match more.len() {
             0 => String::new(),
             n => format!(" (and {n} more of the ramp-up)"),
@@ -456,7 +466,7 @@ fn check_interleaving(topology: &Topology, batch: &Batch, report: &mut Report) {
         report.add("topology.schedule", format!(
             "schedule: interleaved takes {group} samples at a time (micro {} × data {} × pipeline \
              {stages}); a global batch of {first}{others} is not divisible by it",
-            batch.micro, topology.data
+            micro, topology.data
         ), format!("use multiples of {group}, or 1f1b"));
     }
 }

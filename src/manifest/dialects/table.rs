@@ -172,6 +172,8 @@ pub const ROWS: &[Row] = &[
     key("batch.global").hf("gradient_accumulation_steps").nanogpt("gradient_accumulation_steps")
         .unit("batch.micro × accumulation × topology.data"),
     key("batch.ramp_up").megatron("rampup_batch_size"),
+    key("batch.length_ramp_up").megatron("curriculum_learning curriculum_learning_legacy")
+        .hf("curriculum_learning"),
     number("lr.peak").megatron("lr").schedule("max_lr start_lr").hf("learning_rate optimizer.params.lr")
         .nanogpt("learning_rate")
         .litgpt("optimizer.init_args.lr").titan("optimizer.lr").llmc("-l").short("max_lr peak_lr"),
@@ -541,9 +543,8 @@ pub const ROWS: &[Row] = &[
     noted("false", "gptrain's loss counts every token of a sample")
         .megatron("loss_on_targets_only reweight_loss_based_on_position_frequency \
                    norm_target_loss sft"),
-    noted("false", "gptrain's samples have one length")
-        .megatron("curriculum_learning curriculum_learning_legacy data_efficiency_curriculum_learning \
-                   variable_seq_lengths random_ltd"),
+    noted("false", "gptrain's samples of a step have one length")
+        .megatron("data_efficiency_curriculum_learning variable_seq_lengths random_ltd"),
     noted("false", "gptrain's samples are the tokens in their order").megatron("fim_data"),
     noted("single", "gptrain reads samples in the order of `data.rule`").megatron("dataloader_type"),
     noted("null", "a file that lists the datasets: name them in data.train")

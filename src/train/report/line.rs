@@ -29,7 +29,7 @@ fn short_line(interval: &Interval, last: &StepRow, info: &RunInfo) -> String {
         Shown::Short(order, label, summary, format) => Some((order, (label, summary, format))),
         _ => None,
     });
-    let total = info.tokens(info.total_samples);
+    let total = info.total_tokens();
     let rate = interval.tokens_per_s(info);
     let left = time_left(total, last.tokens, rate.unwrap_or(f64::NAN));
     let mut text = format!("step {}/{}", Count(last.step), Count(info.total_steps));

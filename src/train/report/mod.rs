@@ -24,6 +24,8 @@ use estimate::parts::PartTable;
 
 use launch::console::Console;
 use launch::storage::Storage;
+use plan::segments::BatchSchedule;
+use std::collections::BTreeMap;
 
 pub use append::SyncReceipt;
 
@@ -38,12 +40,13 @@ use tensorboard::{Events, Position};
 pub struct RunInfo {
     /// Length of the run.
     pub total_samples: u64,
-    /// Tokens per sample.
+    /// Batches of its steps, and tokens of its samples.
+    pub schedule: BatchSchedule,
+    /// Tokens of a whole sample, and FLOPs of each.
     pub seq_len: usize,
-    /// FLOPs of one token's forward and backward, without recomputation; for MFU.
-    pub model_flops_per_token: f64,
-    /// FLOPs of one token, recomputation included; for `TFLOPs` in the log.
-    pub hardware_flops_per_token: f64,
+    pub flops: TokenFlops,
+    /// The same of the shorter samples of `batch.length_ramp_up`.
+    pub shorter: BTreeMap<u64, TokenFlops>,
     /// FLOPs of one token by the simple formula, if the log shows it.
     pub simple_flops_per_token: Option<f64>,
     /// Devices of the run.
@@ -57,13 +60,21 @@ pub struct RunInfo {
 impl RunInfo {
     /// Place in the run after `step` steps, of `samples` samples.
     fn position(&self, step: u64, samples: u64) -> Position {
-        Position { step, samples, tokens: self.tokens(samples) }
+        Position { step, samples, tokens: self.schedule.tokens(samples) }
     }
 
-    /// Tokens in `samples` samples.
-    fn tokens(&self, samples: u64) -> u64 {
-        samples * self.seq_len as u64
+    fn total_tokens(&self) -> u64 {
+        self.schedule.tokens(self.total_samples)
     }
+}
+
+/// FLOPs of one token's forward and backward.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TokenFlops {
+    /// Without recomputation; for MFU.
+    pub model: f64,
+    /// Recomputation included; for `TFLOPs` in the log.
+    pub hardware: f64,
 }
 
 /// Writes every step of a run to its folder and to the terminal.

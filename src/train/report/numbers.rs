@@ -4,7 +4,7 @@
 
 pub use super::format::Format;
 
-use super::RunInfo;
+use super::{RunInfo, TokenFlops};
 use crate::energy::Energy;
 use crate::memory::FullestRank;
 use base::null_is_nan;
@@ -13,6 +13,7 @@ use device::Health;
 use engine::Outcome;
 use manifest::Manifest;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -47,8 +48,9 @@ impl Source<'_> {
         self.done.samples.end - self.done.samples.start
     }
 
-    fn tokens(&self, samples: u64) -> u64 {
-        samples * self.manifest.model.seq_len as u64
+    /// Tokens of each sample of the step.
+    fn length(&self) -> u64 {
+        self.manifest.schedule().lengths.at(self.done.samples.end) as u64
     }
 
     /// Number of the fullest rank, and of its stage; None without others.
@@ -188,7 +190,7 @@ numbers! { source =>
     ];
 
     /// Tokens consumed by the run up to and with this step.
-    tokens: u64 = source.tokens(source.done.samples.end), "tokens", [
+    tokens: u64 = source.manifest.schedule().tokens(source.done.samples.end), "tokens", [
         Line(130, "consumed tokens", LastStep, Whole(12)),
         Last("tokens", Count),
         Status,
@@ -249,6 +251,16 @@ numbers! { source =>
         Last("batch, samples", Count),
     ];
 
+    /// Tokens of each sample of this step, with `batch.length_ramp_up`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    seq_len: Option<u64> =
+        source.manifest.batch.length_ramp_up.map(|_| source.length()), "tokens", [
+        Line(87, "curriculum seqlen", LastStep, Whole(5)),
+        Short(45, "{} tokens a sample", LastStep, Whole(0)),
+        Curve("seqlen/curriculum_seqlen"),
+        Last("tokens of a sample", Count),
+    ];
+
     /// Wall time from the end of the previous step to the end of this one.
     sec: f64 = source.done.seconds, "s", [
         Line(20, "elapsed time per iteration (s)", Steps(|all, _| all.mean(all.seconds)), Fixed(4)),
@@ -260,7 +272,7 @@ numbers! { source =>
 
     /// Tokens of this step per second.
     #[serde(deserialize_with = "null_is_nan")]
-    tokens_per_s: f64 = source.tokens(source.batch()) as f64 / source.done.seconds, "tokens/s", [
+    tokens_per_s: f64 = (source.batch() * source.length()) as f64 / source.done.seconds, "tokens/s", [
         Line(120, "TFLOPs", Steps(Interval::tflops), Fixed(2)),
         Line(121, "TFLOPs (simple)", Steps(Interval::simple_tflops), Fixed(2)),
         LmLine(30, "throughput per GPU (TFLOP/s/GPU)", Steps(Interval::tflops), Fixed(1)),
@@ -481,6 +493,8 @@ pub fn placed_numbers<T>(
 pub struct Interval {
     steps: u64,
     samples: u64,
+    /// Samples by their tokens; None for those of the whole length.
+    samples_by_length: BTreeMap<Option<u64>, u64>,
     /// Steps without an update, and how many of them had a non-finite loss.
     skipped: u64,
     nan: u64,
@@ -495,6 +509,7 @@ impl Interval {
     pub(super) fn add(&mut self, row: &StepRow) {
         self.steps += 1;
         self.samples += row.global_batch;
+        *self.samples_by_length.entry(row.seq_len).or_default() += row.global_batch;
         if row.skipped {
             self.skipped += 1;
             self.nan += u64::from(!row.lm_loss.is_finite());
@@ -553,20 +568,30 @@ impl Interval {
     }
 
     pub(super) fn tokens_per_s(&self, info: &RunInfo) -> Option<f64> {
-        Some(info.tokens(self.samples) as f64 / self.seconds)
+        let tokens = self.by_length(info).map(|(tokens, _)| tokens as f64);
+        Some(tokens.sum::<f64>() / self.seconds)
+    }
+
+    /// Tokens, and FLOPs of each, of samples of the same length.
+    fn by_length(&self, info: &RunInfo) -> impl Iterator<Item = (u64, TokenFlops)> {
+        self.samples_by_length.iter().map(|(length, samples)| {
+            let shorter = length.and_then(|length| Some((length, *info.shorter.get(&length)?)));
+            let (length, flops) = shorter.unwrap_or((info.seq_len as u64, info.flops));
+            (samples * length, flops)
+        })
     }
 
     /// TFLOP/s of a device, recomputation included.
     fn tflops(&self, info: &RunInfo) -> Option<f64> {
-        self.device_tflops(info, info.hardware_flops_per_token)
+        let flops = self
+            .by_length(info)
+            .map(|(tokens, flops)| tokens as f64 * flops.hardware);
+        Some(flops.sum::<f64>() / self.seconds / info.devices as f64 / 1e12)
     }
 
     fn simple_tflops(&self, info: &RunInfo) -> Option<f64> {
-        self.device_tflops(info, info.simple_flops_per_token?)
-    }
-
-    fn device_tflops(&self, info: &RunInfo, flops_per_token: f64) -> Option<f64> {
-        Some(self.tokens_per_s(info)? * flops_per_token / info.devices as f64 / 1e12)
+        let flops = self.tokens_per_s(info)? * info.simple_flops_per_token?;
+        Some(flops / info.devices as f64 / 1e12)
     }
 
     /// Loss scale of the last step; 1 without loss scaling.
@@ -577,6 +602,9 @@ impl Interval {
     /// Model FLOPs utilization in percent, if the peak is known.
     fn mfu(&self, info: &RunInfo) -> Option<f64> {
         let peak = info.peak_flops?;
-        Some(100.0 * (self.tokens_per_s(info)? * info.model_flops_per_token / peak))
+        let flops = self
+            .by_length(info)
+            .map(|(tokens, flops)| tokens as f64 * flops.model);
+        Some(100.0 * (flops.sum::<f64>() / self.seconds / peak))
     }
 }

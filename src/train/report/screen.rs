@@ -30,7 +30,7 @@ impl Screen {
         };
         bar.set_message("starting");
         let total_steps = info.total_steps;
-        let total_tokens = info.tokens(info.total_samples);
+        let total_tokens = info.total_tokens();
         let console = console.clone();
         Screen { console, bar, total_steps, total_tokens, rate: None, loss: None }
     }

@@ -11,13 +11,21 @@ use super::*;
 use base::Seconds;
 use base::svg::{Axis, Chart, Curve, Scale, Stroke, labels, short_number};
 use launch::console::Form;
+use plan::length::LengthRamp;
+use plan::ramp::Ramp;
+use plan::segments::MicroStages;
 
 fn info() -> RunInfo {
     RunInfo {
         total_samples: 8000,
+        schedule: BatchSchedule {
+            ramp: Ramp::constant(16),
+            micros: MicroStages::constant(1),
+            lengths: LengthRamp::constant(2048),
+        },
         seq_len: 2048,
-        model_flops_per_token: 6e9,
-        hardware_flops_per_token: 8e9,
+        flops: TokenFlops { model: 6e9, hardware: 8e9 },
+        shorter: Default::default(),
         simple_flops_per_token: None,
         devices: 1,
         peak_flops: None,

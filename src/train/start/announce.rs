@@ -18,7 +18,7 @@ pub fn announce_run(process: &Process, rank: &Rank, data: &Datasets) -> anyhow::
         return Ok(());
     }
     let m = &process.loaded.manifest;
-    let tokens = m.train.samples * m.model.seq_len as u64;
+    let tokens = m.schedule().tokens(m.train.samples);
     let (epochs, most) = epochs(data, m.train.samples);
     tracing::info!(
         "{}: {} parameters, {} steps, {} tokens ({epochs}), {}",

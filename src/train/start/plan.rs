@@ -12,6 +12,7 @@ use engine::model_dtype;
 use estimate::days::plan_run;
 use estimate::gptrain::dry_run::{self, Stage};
 use estimate::gptrain::local_cpu::{self, Care};
+use estimate::gptrain::shape_stages::ShapeStages;
 use estimate::hardware::{self, CPU, Hardware};
 use estimate::setup::{Program, Setup};
 use estimate::words;
@@ -118,10 +119,12 @@ impl<'a> StartPlan<'a> {
         let stages = dry_run::stages(m);
         let setup = Setup::new(m, Program::Gptrain, hardware);
         let ramp = m.batch.ramp();
+        let schedule = m.schedule();
         let samples = m.train.samples;
-        let mut seconds = |setup: &Setup| dry_run::seconds(&stages, setup);
+        let mut shapes = ShapeStages::new(m, stages.clone());
+        let mut seconds = |setup: &Setup| shapes.seconds(setup);
         let step = seconds(&setup);
-        let mut run = |samples: u64| plan_run(ramp, samples, &setup, &mut seconds).seconds;
+        let mut run = |samples: u64| plan_run(&schedule, samples, &setup, &mut seconds).seconds;
         let done = if from > 0 { run(ramp.samples_after(from)) } else { 0.0 };
         StartPlan {
             seconds: (run(samples) - done).max(0.0),

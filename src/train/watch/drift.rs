@@ -38,7 +38,8 @@ impl Drift {
         seconds.sort_by(f64::total_cmp);
         let reserved = run.engine.memory_plan().total();
         let seconds = seconds[COMPARED_STEPS / 2];
-        let first = FirstSteps { batch, seconds, parts: self.parts.median() };
+        let micro = run.steps.micro(&spec.samples);
+        let first = FirstSteps { batch, micro, seconds, parts: self.parts.median() };
         let stage = run.rank.coord[Axis::Pipeline];
         // Excludes the spans of the dry engine from the trace.
         let compared = tracing::subscriber::with_default(NoSubscriber::new(), || {

@@ -82,10 +82,11 @@ impl Record {
 /// Prints the expected duration after the first step of a long run.
 fn foretell(cx: &RunContext, first: &StepRow) {
     let samples = cx.manifest.train.samples;
-    let remaining = samples.saturating_sub(first.consumed_samples);
-    let seconds = remaining as f64 * first.sec / first.global_batch as f64;
+    let schedule = &cx.steps.schedule;
+    let remaining = schedule.tokens(samples).saturating_sub(first.tokens);
+    let seconds = remaining as f64 / first.tokens_per_s;
     if seconds >= FORETOLD_S {
-        let steps = cx.steps.ramp.steps(samples) - first.step;
+        let steps = schedule.ramp.steps(samples) - first.step;
         let first = Seconds(first.sec);
         let rest = Seconds(seconds);
         let steps = Count(steps).with_noun("step");
