@@ -83,21 +83,17 @@ fn stages(batch: &Batch, data: usize, report: &mut Report) {
     };
     let micro = micros.at(*first);
     let at_once = micro * data;
-    let (divisor, remedy) = match batch.micro_stages.is_empty() {
-        true => {
-            let smaller = smaller_micro(batch, data);
-            (
-                product(micro, data),
-                format!("make start and increment multiples of {at_once}{smaller}"),
-            )
-        }
-        false => (
+    let (divisor, remedy) = if batch.micro_stages.is_empty() {
+        let smaller = smaller_micro(batch, data);
+        (product(micro, data), format!("make start and increment multiples of {at_once}{smaller}"))
+    } else {
+        (
             format!("its micro-batch × topology.data {data}"),
             format!(
                 "begin the stages of batch.micro_stages at other global batches; at {first} the \
                  micro-batch is {micro}"
             ),
-        ),
+        )
     };
     report.add_conflict(&["batch.ramp_up", micro_path(batch), "topology.data"], format!(
         "in {} of its {count} stages the ramp-up's global batch is not a multiple of {divisor}: {shown}",
