@@ -13,6 +13,7 @@ use estimate::days::plan_run;
 use estimate::gptrain::dry_run::{self, Stage};
 use estimate::gptrain::local_cpu::{self, Care};
 use estimate::hardware::{self, CPU, Hardware};
+use estimate::machine;
 use estimate::setup::{Program, Setup};
 use estimate::words;
 use manifest::Manifest;
@@ -98,7 +99,7 @@ pub fn announce(
 /// Row of the GPUs that the manifest names.
 fn find_named_gpu(m: &Manifest) -> Option<&'static Hardware> {
     let named = m.plan.hardware.as_deref().filter(|name| *name != CPU)?;
-    hardware::find(named, "plan.hardware").ok()
+    machine::find(named, "plan.hardware").ok()
 }
 
 /// Row of this machine's processor, for this number of threads.
