@@ -2,7 +2,8 @@
 
 use super::BenchOptions;
 use device::Backend;
-use estimate::hardware::{self, Hardware};
+use estimate::hardware::Hardware;
+use estimate::machine;
 use launch::Device;
 use launch::rank::Rank;
 use manifest::Manifest;
@@ -87,9 +88,16 @@ impl<'a> BenchRank<'a> {
         }
     }
 
+    /// Name of the machine of the manifest's plan.hardware, as a plan has it.
+    pub fn hardware_name(&self) -> Option<String> {
+        let name = self.m.plan.hardware.as_deref()?;
+        let row = machine::find(name, "plan.hardware");
+        Some(row.map_or_else(|_| name.to_string(), |row| row.name.clone()))
+    }
+
     /// The manifest's plan.hardware, if the measured GPUs communicate directly.
     pub fn hardware(&self, direct: bool) -> Option<&'static Hardware> {
         let name = self.m.plan.hardware.as_deref().filter(|_| direct)?;
-        hardware::find(name, "plan.hardware").ok()
+        machine::find(name, "plan.hardware").ok()
     }
 }

@@ -114,7 +114,7 @@ fn measure(bench: &BenchRank) -> Result<Outcome> {
             format: FORMAT.into(),
             manifest: bench.m.name.clone(),
             precision: bench.m.precision,
-            hardware: bench.m.plan.hardware.clone(),
+            hardware: bench.hardware_name(),
             quick: bench.options.quick,
             seconds: bench.seconds(),
             groups: groups.rows,

@@ -5,6 +5,7 @@ use crate::options::Overwrite;
 use anyhow::{Context, Result};
 use base::{Problems, number, shell_word as quoted};
 use estimate::hardware;
+use estimate::machine;
 use launch::slurm;
 use manifest::{DeviceChoice, Loaded, Manifest, OnEnd, Ranks};
 use std::num::NonZeroUsize;
@@ -321,7 +322,7 @@ impl Resources {
             )),
             (DeviceChoice::Cpu, None, _) | (DeviceChoice::Auto, None, None) => Ok(None),
             (_, Some(gpus), _) => Ok(Some(gpus)),
-            (_, None, Some(name)) => Ok(Some(hardware::find(name, "plan.hardware")?.per_node)),
+            (_, None, Some(name)) => Ok(Some(machine::find(name, "plan.hardware")?.per_node)),
             (DeviceChoice::Cuda, None, None) => Err(Problems::one(
                 "--gpus-per-node",
                 "train.device is cuda, but the number of GPUs per node is not set",

@@ -1,6 +1,7 @@
 //! Comparison of two estimates: the changed settings, the effect, and the parts of memory and time
 //! that cause it.
 
+use super::machine;
 use super::print;
 use super::view::{GIB, View};
 use super::words::{self, seconds_in_unit_of, span};
@@ -24,7 +25,8 @@ pub struct Side<'a> {
 pub fn comparison(now: &Side, then: &Side) -> Printout {
     let a = now.view;
     let b = then.view;
-    let changed = changes(now.effective, then.effective);
+    let mut changed = changes(now.effective, then.effective);
+    changed.extend(machine::differences(a.setup.hardware, b.setup.hardware));
     let memory = differences(&peak_terms(a), &peak_terms(b), a.reserved.max(b.reserved));
     let time = differences(&a.parts, &b.parts, a.seconds.max(b.seconds));
     let json = json!({

@@ -4,7 +4,7 @@ use super::parts::{Part, PartSeconds};
 use base::Problems;
 use base::busy::Busy;
 use device::{ATTENTION, ATTENTION_BACKWARD, FP8_PRODUCT, Work};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 pub const CPU: &str = "cpu";
 
 /// Row of the table.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hardware {
     pub name: String,
@@ -79,6 +79,9 @@ pub struct Hardware {
     /// Prefix of the periods of measured runs on this machine.
     #[serde(default)]
     pub periods: Vec<String>,
+    /// Row of the table from which a machine of the user's own differs; not in the table.
+    #[serde(skip)]
+    pub measured_as: Option<String>,
     /// Measured links; not in the table.
     #[serde(skip)]
     pub links: Links,
@@ -216,6 +219,11 @@ impl Hardware {
         Box::leak(Box::new(self))
     }
 
+    /// Machine whose measured runs correct a prediction for this one.
+    pub fn measured_as(&self) -> &str {
+        self.measured_as.as_deref().unwrap_or(&self.name)
+    }
+
     /// Notes on the basis of a plan for `program` on such a device, whose run takes so many seconds.
     pub fn notes(&self, program: &str, seconds: f64) -> Vec<String> {
         let mut notes = Vec::new();
@@ -227,6 +235,9 @@ impl Hardware {
             );
         }
         notes.extend(self.busy_note());
+        if let Some(row) = &self.measured_as {
+            notes.push(format!("The machine is {row} with columns of its own."));
+        }
         if program == "gptrain" && self.is_unmeasured() {
             notes.push(format!(
                 "gptrain has not run on a GPU: the plan for {} is a model's forecast, not measured.",
@@ -326,7 +337,7 @@ pub fn find(name: &str, place: &str) -> Result<&'static Hardware, Problems> {
         (None, []) => Err(Problems::one(
             place,
             format!("unknown hardware `{name}`"),
-            format!("take one of {}", names(&rows)),
+            format!("take one of {}, or a YAML file", names(&rows)),
         )),
         (None, several) => Err(Problems::one(
             place,

@@ -354,7 +354,7 @@ fn run(v: &View, out: &mut Printout) {
     }
     if let Some(budget) = terms.hours {
         let used = terms.device_hours(d);
-        let rest = rest(budget - used, |hours| words::hours(hours));
+        let rest = rest(budget - used, words::hours);
         out.line(format!(
             "  Device-hours: {} of plan.hours {}{rest}",
             words::hours(used),

@@ -3,8 +3,9 @@
 use super::gptrain::calibrate;
 use super::gptrain::local_cpu::{self, Care};
 use super::gptrain::tuned_cuts;
-use super::hardware::{self, CPU, Hardware};
+use super::hardware::{CPU, Hardware};
 use super::logs;
+use super::machine;
 use super::measured::Measured;
 use super::predict::Predict;
 use super::search::{Planner, Search};
@@ -24,8 +25,10 @@ use plan::segments::BatchSchedule;
 pub struct Flags<'a> {
     /// Name of a program.
     pub program: Option<&'a str>,
-    /// A row of the hardware table.
+    /// A row of the hardware table, or a file.
     pub hardware: Option<&'a str>,
+    /// Columns that replace the row's: `hardware.COLUMN=VALUE`.
+    pub columns: &'a [String],
     pub tokens: Option<f64>,
     /// Price of one device for one hour.
     pub price: Option<Price>,
@@ -55,7 +58,8 @@ impl Request {
         let small = program == Program::Gptrain && m.topology.ranks() <= 8;
         let default = if small { CPU } else { "a100-80g" };
         let named = flags.hardware.or(m.plan.hardware.as_deref());
-        let hw = hardware::find(named.unwrap_or(default), place)?;
+        let row = machine::find(named.unwrap_or(default), place)?;
+        let hw = machine::with_settings(row, flags.columns)?;
         let hw = match program {
             Program::Gptrain if hw.name == CPU => {
                 local_cpu::measure(hw, model_dtype(m.precision), None, Care::Full).leak()

@@ -59,7 +59,7 @@ pub use optimizers::{Adafactor, Adam8bit, AdamW, Muon, MuonAdamW, Optimizer, Opt
 pub use read::{IN_FOLDER, Loaded, Validity, load, load_for, load_with, parse, parse_saved};
 pub use rewrite::rewrite;
 pub use rope::{Linear, Llama3, Position, Rope, RopeScaling, Yarn};
-pub use run::{Checkpoint, Divergence, EvalTask, Log, Plan, Train};
+pub use run::{Checkpoint, Divergence, EvalTask, Log, Plan, Train, is_hardware_file};
 pub use suggest::Suggestion;
 pub use topology::{LayerSplit, Offload, PowerSgd, Ranks, Topology};
 

@@ -5,6 +5,7 @@ use super::lr::DecaySection;
 use super::optimizers::OptimizerSection;
 use super::paths::resolve;
 use super::report::short;
+use super::run::is_hardware_file;
 use super::tree::{self, Entry, Location, Node, Value};
 use base::Problems;
 use std::path::Path;
@@ -70,7 +71,9 @@ fn resolve_paths(node: &mut Node, steps: &mut Vec<String>, folder: &Path) -> boo
             .fold(false, |found, (at, item)| below(at.to_string(), item) | found),
         Value::Scalar { text, quoted } => {
             let steps: Vec<&str> = steps.iter().map(String::as_str).collect();
-            let relative = is_data_path(&steps) && !text.is_empty() && !text.starts_with('/');
+            let is_hardware = steps == ["plan", "hardware"] && is_hardware_file(text);
+            let relative =
+                (is_data_path(&steps) || is_hardware) && !text.is_empty() && !text.starts_with('/');
             let whole = resolve(folder, Path::new(text))
                 .into_os_string()
                 .into_string();

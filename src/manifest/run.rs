@@ -82,9 +82,10 @@ Log(raw, name: &str) {
 }
 
 /// Assumptions of `gptrain estimate`.
-Plan(raw) {
-    /// Row of the hardware table, such as a100-80g (`gptrain estimate --list-hardware`).
-    hardware: String;
+Plan(raw, folder: &Path) {
+    /// Row of the hardware table, such as a100-80g (`gptrain estimate --list-hardware`), or a YAML file
+    /// with columns of your machine; a relative path starts at the manifest's folder.
+    hardware: String => Option<String> = hardware(raw.hardware, folder), written hardware.clone();
     /// Trainer whose memory and time are predicted. Default: gptrain.
     framework: Framework;
     /// Price of one device for one hour. Default: the hardware table's.
@@ -243,6 +244,19 @@ impl EvalInputs<'_> {
         }
         Some(interval).filter(|steps| *steps > 0)
     }
+}
+
+/// Whether `plan.hardware` is a file, rather than a row of the table.
+pub fn is_hardware_file(name: &str) -> bool {
+    name.contains('/') || name.ends_with(".yaml") || name.ends_with(".yml")
+}
+
+fn hardware(given: Option<String>, folder: &Path) -> Option<String> {
+    let name = given?;
+    if !is_hardware_file(&name) {
+        return Some(name);
+    }
+    Some(resolve(folder, Path::new(&name)).display().to_string())
 }
 
 fn device_memory(given: Option<String>, report: &mut Report) -> Option<Bytes> {

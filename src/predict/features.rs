@@ -83,7 +83,7 @@ pub fn for_memory(s: &Setup, memory: &Memory, own: bool) -> Features {
 fn common(s: &Setup) -> Features {
     Features {
         program: s.program.name(),
-        machine: &s.hardware.name,
+        machine: s.hardware.measured_as(),
         period: s.regime.clone().unwrap_or_default(),
         parts: Vec::new(),
         coordinates: coordinates(s),

@@ -8,6 +8,7 @@ use super::features;
 use super::fitted;
 use super::learn::{Features, Kernel, Neighbours};
 use super::rows::{self, Row};
+use estimate::hardware::Hardware;
 use estimate::setup::Setup;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -93,12 +94,10 @@ impl Predictor {
     pub fn predict(&self, s: &Setup) -> Prediction {
         let time = cost::time(s, &self.constants.time);
         let memory = cost::memory(s, &self.constants.memory);
-        let (longer, half) = self
-            .time
-            .predict_at(features::for_time(s, &time, self.time.own > 0));
-        let (more, width) =
-            self.memory
-                .predict_at(features::for_memory(s, &memory, self.memory.own > 0));
+        let of_time = features::for_time(s, &time, self.time.own > 0);
+        let of_memory = features::for_memory(s, &memory, self.memory.own > 0);
+        let (longer, half) = self.time.predict_for(s.hardware, of_time);
+        let (more, width) = self.memory.predict_for(s.hardware, of_memory);
         Prediction {
             seconds: time.total() * longer.exp(),
             gigabytes: memory.reserved() * more.exp(),
@@ -140,6 +139,17 @@ impl Residuals {
     fn add(&mut self, point: Features, residual: f64) {
         self.own += usize::from(point.own);
         self.runs.push((point, residual));
+    }
+
+    /// `predict_at` for a machine. One that differs from a measured one in some columns has that one's
+    /// correction, so that a changed column changes nothing else, and at least the bar of an unknown machine.
+    fn predict_for(&self, hardware: &'static Hardware, point: Features) -> (f64, f64) {
+        let (mean, half) = self.predict_at(point.clone());
+        if hardware.measured_as.is_none() {
+            return (mean, half);
+        }
+        let unknown = Features { machine: &hardware.name, ..point };
+        (mean, half.max(self.predict_at(unknown).1))
     }
 
     /// Correction of the formulas' logarithm, and the error that nine in ten do not exceed.

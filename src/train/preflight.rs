@@ -9,7 +9,7 @@ use device::{Backend, Gpu, Identity, MemoryKind, OutOfMemory};
 use engine::{Engine, Groups, MemoryPlan};
 use estimate::gptrain::dry_run::{self, MemoryLimits};
 use estimate::gptrain::remedies;
-use estimate::hardware;
+use estimate::machine;
 use launch::Device;
 use launch::rank::Rank;
 use manifest::{GradientHome, Loaded, Manifest};
@@ -306,7 +306,7 @@ pub fn out_of_memory(
     let stages = dry_run::stages(m);
     let Some(stage) = stages.get(rank.coord[Axis::Pipeline]) else { return error.into() };
     let named = m.plan.hardware.as_deref().unwrap_or("h200-141g");
-    let Ok(hw) = hardware::find(named, "plan.hardware") else { return error.into() };
+    let Ok(hw) = machine::find(named, "plan.hardware") else { return error.into() };
     let (share, present) = match (m.train.device_memory, memory) {
         (Some(most), _) if stage.memory_plan.total() > most => {
             (most, format!("train.device_memory is {most}"))

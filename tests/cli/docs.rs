@@ -163,6 +163,7 @@ const RUN: &[(&str, &str, StandIns)] = &[
     ("tutorials.md", "gptrain job", &[("sbatch ", "sh -n ")]),
     ("cluster.md", "gptrain nodes", &[]),
     ("estimate.md", "gptrain estimate", &[("--calibrate bench.json", ""), TESTED_ELSEWHERE]),
+    ("estimate.md", "gptrain estimate mine.yaml --hardware cluster.yaml", &[]),
 ];
 
 /// Half a minute of a processor, which tests/cli/estimate_cli.rs takes anyway.
@@ -211,6 +212,9 @@ fn furnished() -> Lab {
         batch: {micro: 1, global: 16}\nlr: {peak: 1e-3}\ncheckpoint: {interval: 1}\n\
         log: {folder: runs/mine}\ntrain: {steps: 3, eval_samples: 2}\nname: mine\n";
     fs::write(lab.path("mine.yaml"), small).unwrap();
+    let page = fs::read_to_string(root().join("docs/estimate.md")).unwrap();
+    let cluster = page.split("```yaml\n").nth(1).unwrap();
+    fs::write(lab.path("cluster.yaml"), cluster.split("```").next().unwrap()).unwrap();
     fs::write(
         lab.path("llama.yaml"),
         small

@@ -1,6 +1,7 @@
 //! `gptrain estimate` as a person meets it: relations between its answers, pages, and the machine it runs on.
 //! Tables, messages and exit codes are in `estimate_snapshots`.
 
+use crate::common::binary::Lab;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::process::{Command, Output};
@@ -184,7 +185,7 @@ fn a_deadline_gives_the_fewest_nodes() {
     assert!(out.contains("does not end within 7 days on up to"), "{out}");
 }
 
-/// A budget of device-hours selects the fastest plan within it, and a plan says what is left.
+/// A budget of device-hours selects the fastest plan within it, and a plan prints the rest.
 #[test]
 fn a_budget_of_device_hours_is_kept() {
     let plan = "manifests/llama3-8b.yaml --hardware h100-80g --tokens 100e9";
@@ -230,6 +231,40 @@ fn replicas_fill_the_gpus() {
     near(number(&auto["time"], "seconds"), number(&eight["time"], "seconds"), 1e-9);
     let searched = json(&format!("{plan} --set topology.data=auto --search --gpus 32"));
     assert_eq!(number(&searched["best"], "gpus"), 32.0);
+}
+
+/// A machine of one's own: a file says what `--set hardware.COLUMN` says, by the option and by the
+/// manifest, whose folder a relative path starts at; the figures are those of the row but for the column.
+#[test]
+fn a_machine_of_ones_own_is_a_row_with_other_columns() {
+    let lab = Lab::new();
+    let file = lab.path("mine.yaml");
+    std::fs::write(&file, "like: a100-80g\nnetwork_gb_s: 50\nprice: 1.25\n").unwrap();
+    let time = |plan: &serde_json::Value| number(&plan["time"], "seconds");
+    let row = json(&format!("{BLOOM} --hardware a100-80g"));
+    let mine = json(&format!("{BLOOM} --hardware {}", file.display()));
+    let columns = "--set hardware.network_gb_s=50 --set hardware.price=1.25";
+    let set = json(&format!("{BLOOM} --hardware a100-80g {columns}"));
+    assert_eq!(mine["hardware"], "mine");
+    assert_eq!((&mine["time"], &mine["run"]), (&set["time"], &set["run"]));
+    assert!(time(&mine) > time(&row), "a slower network: {mine}");
+    assert!(number(&mine["time"], "error") > number(&row["time"], "error"), "{mine}");
+    // What the network does not carry keeps its seconds, up to the shares of the correction.
+    let same = json(&format!("{BLOOM} --hardware a100-80g --set hardware.price=1"));
+    near(time(&same), time(&row), 1e-9);
+
+    let text = std::fs::read_to_string("manifests/gpt2-124m.yaml").unwrap();
+    std::fs::create_dir(lab.path("sub")).unwrap();
+    std::fs::write(lab.path("sub/m.yaml"), format!("{text}\nplan: {{hardware: ../mine.yaml}}\n"))
+        .unwrap();
+    let manifest = lab.path("sub/m.yaml");
+    let own = json(&manifest.display().to_string());
+    assert_eq!(own["hardware"], "mine");
+    let checked = lab.gptrain(&["manifest", "check", "sub/m.yaml"]);
+    assert!(!checked.err.contains("plan.hardware"), "{}", checked.err);
+    let set =
+        lab.gptrain(&["estimate", "sub/m.yaml", "--json", "--set", "plan.hardware=mine.yaml"]);
+    assert!(set.expect(0, &[]).out.contains("\"mine\""), "{}", set.out);
 }
 
 /// Each size has the tokens of the law, and the result of a search with the same settings.

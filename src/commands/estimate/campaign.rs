@@ -8,6 +8,7 @@ use base::{Problems, number};
 use estimate::campaign::{self, Law, Member};
 use estimate::change::flag_lines;
 use estimate::compare::{Side, comparison};
+use estimate::machine::split_settings;
 use estimate::predict::Predict;
 use estimate::request::{Flags, Request};
 use estimate::setup::{Extras, Program};
@@ -83,12 +84,14 @@ pub fn print_comparison(args: &Estimate, path: &Path, changes: &str) -> anyhow::
     } else {
         args.load(from, &sets)?
     };
-    let view = |loaded: &Loaded| {
-        let (request, other) = make_request(args, loaded, args.flags())?;
+    let view = |loaded: &Loaded, columns: &[String]| {
+        let flags = Flags { columns, ..args.flags() };
+        let (request, other) = make_request(args, loaded, flags)?;
         anyhow::Ok(request.view(other))
     };
-    let a = view(&now)?;
-    let b = view(&then)?;
+    let [before, after] = [&args.set, &sets].map(|sets| split_settings(sets).1);
+    let a = view(&now, &before)?;
+    let b = view(&then, &after)?;
     let side = |name, view, effective| Side { name, view, effective };
     let mut out =
         comparison(&side("as it is", &a, &now.effective), &side("what if", &b, &then.effective));
@@ -131,7 +134,8 @@ pub fn print_sizes(args: &Estimate, path: &Path) -> anyhow::Result<bool> {
         let sets = campaign::sets_for_size(&like.model, *size)?;
         let loaded = args.load(path, &[&args.set[..], &sets].concat())?;
         let tokens = law.tokens(model::parameters(&loaded.manifest.model) as f64);
-        let flags = Flags { tokens: Some(tokens), ..args.flags() };
+        let (_, columns) = split_settings(&args.set);
+        let flags = Flags { tokens: Some(tokens), columns: &columns, ..args.flags() };
         let (request, other) = make_request(args, &loaded, flags)?;
         let search = request.search(other, Extras::default()).with_watch(&watch);
         let found = search

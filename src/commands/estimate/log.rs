@@ -42,7 +42,7 @@ impl Estimate {
         let loaded = self.manifest_of_log(&text, &name)?;
         let named = self.hardware.is_some() || loaded.manifest.plan.hardware.is_some();
         let request = Request::new(loaded.manifest, &self.flags())?;
-        let Request { manifest: m, setup, terms } = &request;
+        let Request { manifest: m, setup, terms, .. } = &request;
         let log = logs::read(&text, &name, setup)?;
         let mut steps: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
         for (batch, seconds) in &log.steps {

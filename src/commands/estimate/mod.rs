@@ -18,6 +18,7 @@ use base::table::Printout;
 use base::{Problems, number};
 use estimate::gptrain::advisor::Advisor;
 use estimate::gptrain::dry_run::MemoryLimits;
+use estimate::machine::split_settings;
 use estimate::predict::Predict;
 use estimate::request::{Flags, Request};
 use estimate::setup::{Extras, Program};
@@ -65,8 +66,9 @@ pub struct Estimate {
     /// published model]
     #[arg(long, value_parser = parse_family)]
     family: Option<Family>,
-    /// Row of the hardware table, instead of the manifest's plan.hardware; h100 is h100-80g
-    #[arg(long, value_name = "NAME", value_parser = HARDWARE, hide_possible_values = true)]
+    /// Row of the hardware table, instead of the manifest's plan.hardware, or a YAML file with the columns
+    /// of your machine (docs/estimate.md). --set hardware.COLUMN=VALUE changes a column; h100 is h100-80g
+    #[arg(long, value_name = "NAME|FILE", value_parser = HARDWARE, hide_possible_values = true)]
     hardware: Option<String>,
     /// Print the hardware table
     #[arg(long)]
@@ -161,9 +163,10 @@ impl Estimate {
 
     /// Prints the plan. Ok(false) if it does not fit.
     fn print_plan(&self) -> anyhow::Result<bool> {
+        let (settings, columns) = split_settings(&self.set);
         let loaded = match (&self.from, &self.args, &self.manifest) {
-            (Some(from), ..) => foreign::planned_run(from, &self.set)?,
-            (None, Some(script), _) => self.script.planned_run(script, &self.set)?,
+            (Some(from), ..) => foreign::planned_run(from, &settings)?,
+            (None, Some(script), _) => self.script.planned_run(script, &settings)?,
             (None, None, manifest) => {
                 let path = manifest.as_ref().expect("clap asks for it");
                 if let Some(other) = &self.campaign.what_if {
@@ -176,7 +179,7 @@ impl Estimate {
             }
         };
         let until = self.campaign.tokens_until_loss(&loaded.manifest.model)?;
-        let flags = Flags { tokens: until.or(self.tokens), ..self.flags() };
+        let flags = Flags { tokens: until.or(self.tokens), columns: &columns, ..self.flags() };
         let mut request = Request::new(loaded.manifest, &flags)?;
         self.refuse_unused_for(request.setup.program)?;
         if request.setup.program == Program::Gptrain
@@ -203,6 +206,7 @@ impl Estimate {
 
     /// Loads the manifest, or makes one for a size.
     fn load(&self, path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
+        let (sets, _) = &split_settings(sets);
         let size = path.to_str().filter(|_| !path.exists()).map(words::tokens);
         let Some(Ok(size)) = size else {
             if self.family.is_some() {
@@ -225,7 +229,8 @@ impl Estimate {
         let Some(path) = self.manifest.as_deref().filter(|path| path.exists()) else {
             return false;
         };
-        let loaded = manifest::load_for(path, &self.set, Ranks::OneReplica);
+        let (sets, _) = split_settings(&self.set);
+        let loaded = manifest::load_for(path, &sets, Ranks::OneReplica);
         let is_asked = self.search.is_asked() || !self.campaign.sizes.is_empty();
         !is_asked && loaded.is_ok_and(|loaded| loaded.replicas_are_auto)
     }
@@ -253,6 +258,7 @@ impl Estimate {
         Flags {
             program: self.program.as_deref(),
             hardware: self.hardware.as_deref(),
+            columns: &[],
             tokens: self.tokens,
             price: self.price,
             budget: self.budget,
@@ -330,9 +336,15 @@ fn add_charts(
         let bar = Bar::new();
         let watch = |progress| bar.show(progress);
         let search = request.search(other, Extras::default()).with_watch(&watch);
+        let (_, columns) = split_settings(&args.set);
         let mut lines = vec![(request.setup.program.name(), search.scaling())];
         for name in &args.beside {
-            let flags = Flags { program: Some(name), tokens: Some(view.tokens()), ..args.flags() };
+            let flags = Flags {
+                program: Some(name),
+                columns: &columns,
+                tokens: Some(view.tokens()),
+                ..args.flags()
+            };
             let request = Request::new(request.manifest.clone(), &flags)?;
             let other = find_predictor(args, &request)?;
             let search = request.search(other, Extras::default()).with_watch(&watch);

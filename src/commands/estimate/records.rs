@@ -135,6 +135,11 @@ pub fn list_hardware() -> Printout {
         .json("per_node", |h| h.per_node)
         .json("bus_gb_s", |h| h.bus_gb_s)
         .json("network_gb_s", |h| h.network_gb_s)
-        .json("host_gib", |h| h.host_gib);
+        .json("host_gib", |h| h.host_gib)
+        .json("host_gb_s", |h| h.host_gb_s)
+        .json("link_gb_s", |h| h.link_gb_s)
+        .json("fp8_tflops", |h| h.fp8_tflops)
+        .json("ring_share", |h| h.ring_share)
+        .json("blocking", |h| h.blocking);
     Printout::from_table(table.table())
 }

@@ -5,7 +5,7 @@ use crate::options::Json;
 use anyhow::Result;
 use base::{Count, Problems};
 use estimate::gptrain::dry_run;
-use estimate::hardware;
+use estimate::machine;
 use manifest::{self, Loaded, Manifest, Ranks, Validity};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -109,7 +109,7 @@ fn check_hardware(m: &Manifest) -> Problems {
         .plan
         .hardware
         .as_deref()
-        .map(|name| hardware::find(name, "plan.hardware"));
+        .map(|name| machine::find(name, "plan.hardware"));
     found.and_then(Result::err).unwrap_or_default()
 }
 

@@ -20,7 +20,8 @@ use std::collections::BTreeMap;
 /// the document's file.
 pub fn learn(found: &Measured, name: &str, m: &Manifest, setup: Setup) -> Result<Setup, Problems> {
     let hw = setup.hardware;
-    if let Some(other) = found.hardware.as_ref().filter(|other| **other != hw.name) {
+    let same = |name: &str| name == hw.name || name == hw.measured_as();
+    if let Some(other) = found.hardware.as_ref().filter(|other| !same(other)) {
         return Err(Problems::one(
             name,
             format!("was measured on {other}, and the plan is for {}", hw.name),

@@ -94,7 +94,7 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     check_mirror(&checkpoint, report);
     let divergence = run::divergence(raw.divergence);
     let slurm = Slurm::read(raw.slurm.unwrap_or_default());
-    let plan = Plan::read(raw.plan.unwrap_or_default());
+    let plan = Plan::read(raw.plan.unwrap_or_default(), folder);
     let sets = !data.valid.is_empty();
     let tokenizer = data.tokenizer.is_some();
     let inputs = EvalInputs { sets, tokenizer, folder };
@@ -154,7 +154,7 @@ pub fn raw(m: &Manifest) -> Raw {
         plan: m
             .plan
             .written()
-            .filter(|_| m.plan != Plan::read(Default::default())),
+            .filter(|_| m.plan != Plan::read(Default::default(), Path::new("/"))),
         train: m.train.written(),
     }
 }

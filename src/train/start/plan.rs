@@ -14,6 +14,7 @@ use estimate::gptrain::dry_run::{self, Stage};
 use estimate::gptrain::local_cpu::{self, Care};
 use estimate::gptrain::shape_stages::ShapeStages;
 use estimate::hardware::{self, CPU, Hardware};
+use estimate::machine;
 use estimate::setup::{Program, Setup};
 use estimate::words;
 use manifest::Manifest;
@@ -99,7 +100,7 @@ pub fn announce(
 /// Row of the GPUs that the manifest names.
 fn find_named_gpu(m: &Manifest) -> Option<&'static Hardware> {
     let named = m.plan.hardware.as_deref().filter(|name| *name != CPU)?;
-    hardware::find(named, "plan.hardware").ok()
+    machine::find(named, "plan.hardware").ok()
 }
 
 /// Row of this machine's processor, for this number of threads.
