@@ -313,3 +313,32 @@ fn a_log_has_the_rates_of_its_steps() {
     let batch = out["rates"][0]["batch"].as_f64().unwrap();
     close(&out["rates"][0]["seconds"], batch / 4.0);
 }
+
+/// The warm-up of the samples' length, of DeepSpeed's JSON: 36,000 steps of 2,048 samples.
+#[test]
+fn a_curriculum_of_the_json_becomes_stages_of_lengths() {
+    let lab = Lab::new();
+    let text = fs::read_to_string(script("gpt-104b.slurm")).unwrap();
+    let block = r#""curriculum_learning": {"enabled": true, "curriculum_type": "seqlen", "min_difficulty": 64,
+      "max_difficulty": 2048, "schedule_type": "fixed_linear",
+      "schedule_config": {"total_curriculum_step": 36000, "difficulty_step": 8}},
+  "steps_per_print""#;
+    let text = text
+        .replace("\"steps_per_print\"", block)
+        .replace(" --rampup-batch-size 16 16 6_000_000", "");
+    fs::write(lab.path("cl.slurm"), text).unwrap();
+    let args = ["import", "--args", "cl.slurm", "-o", "made.yaml"];
+    lab.gptrain(&args).expect(0, &[]);
+    let made = fs::read_to_string(lab.path("made.yaml")).unwrap();
+    assert!(made.contains("length_ramp_up: 64 8 73728000 # curriculum_learning"), "{made}");
+    // Without its schedule, what to set is said.
+    let text = fs::read_to_string(lab.path("cl.slurm")).unwrap();
+    let cut = text.find("cat <<EOT").unwrap()..text.find("export LAUNCHER").unwrap();
+    let json_is_gone = text
+        .replace(&text[cut], "")
+        .replace("--zero-stage", "--curriculum-learning --zero-stage");
+    fs::write(lab.path("cl.slurm"), json_is_gone).unwrap();
+    let args = ["import", "--args", "cl.slurm", "-o", "other.yaml"];
+    let out = lab.gptrain(&args).expect(0, &[]).out.clone();
+    assert!(out.contains("set batch.length_ramp_up"), "{out}");
+}

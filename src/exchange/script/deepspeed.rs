@@ -5,7 +5,7 @@ use super::launch::{Given, Program};
 use anyhow::Context;
 use base::{Problems, input};
 use manifest::dialects::{Dialect, Meaning, ROWS, Row};
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 use std::collections::BTreeMap;
 
 /// DeepSpeed's loss scale of 0 is a dynamic one.
@@ -53,6 +53,23 @@ pub fn read(script: &Script, notes: &mut Vec<String>) -> anyhow::Result<BTreeMap
     let mut flat = BTreeMap::new();
     flatten("", json, &mut flat);
     Ok(flat)
+}
+
+/// The JSON again, of its dotted names.
+pub fn nest(flat: &BTreeMap<String, Json>) -> Json {
+    let mut root = Json::Null;
+    for (name, value) in flat {
+        let mut place = &mut root;
+        for word in name.split('.') {
+            // A name with a dot of its own may lead into a value.
+            if !place.is_object() {
+                *place = Json::Object(Map::new());
+            }
+            place = &mut place[word];
+        }
+        *place = value.clone();
+    }
+    root
 }
 
 fn flatten(prefix: &str, json: Json, flat: &mut BTreeMap<String, Json>) {

@@ -160,6 +160,8 @@ fn convert(
     args.refuse(&[])?;
     let (mut settings, notes) = args.settings(None)?;
     read.notes.extend(notes);
+    let config = Tree::from_json(&deepspeed::nest(&read.json), &script.place);
+    args.length_ramp_up(Some(config.root()), &mut settings, &mut read.notes)?;
     set_grid(&mut settings, &args, [tensor, pipeline]);
     let layers = args.count("model.layers")? as usize;
     set_said_split(&mut settings, &args, layers, pipeline)?;

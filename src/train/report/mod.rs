@@ -5,6 +5,7 @@
 mod append;
 mod format;
 mod line;
+mod logged;
 pub mod metrics;
 pub mod numbers;
 mod screen;

@@ -20,8 +20,8 @@ impl Arguments<'_> {
         let theirs = Dialect::HuggingFace.name(KEY);
         let Some(block) = config.and_then(|config| config.some(theirs)) else {
             notes.push(format!(
-                "{name} was set, and its schedule is in DeepSpeed's configuration, which is not part of \
-                 this folder: set {KEY}: START INCREMENT SAMPLES (min_difficulty, difficulty_step, \
+                "{name} was set, and its schedule is in DeepSpeed's configuration, which is not here: \
+                 set {KEY}: START INCREMENT SAMPLES (min_difficulty, difficulty_step, \
                  total_curriculum_step × {})",
                 self.name("batch.global")
             ));
