@@ -18,8 +18,8 @@ template <class T, int V> __device__ double sum_by(const SumParts& a, uint32_t t
         load(x + at, values);
 #pragma unroll
         for (int i = 0; i < V; i++) {
-            double x = values[i];
-            sum += a.term == 0 ? x : a.term == 1 ? x * x : (double)(x == 0.0);
+            double value = values[i];
+            sum += a.term == 0 ? value : a.term == 1 ? value * value : (double)(value == 0.0);
         }
     }
     return sum;

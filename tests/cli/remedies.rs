@@ -31,7 +31,7 @@ gptrain run small.yaml --learning_rate=1e-3
 gptrain run small.yaml --max-steps 4
 gptrain run small.yaml --set name=old --set train.steps=5
 gptrain run small.yaml --set name=old --set model.hidden=64
-gptrain run small.yaml --set name=old --set train.seed=9
+gptrain run small.yaml --set name=old --set model.layers=3
 gptrain estimate small.yaml --set topology.tensor=3
 gptrain estimate small.yaml --what-if topology.tensr=2
 gptrain estimate small.yaml --set data.split=96,4,0 --set batch.micro=3
