@@ -242,7 +242,7 @@ fn every_op_of_a_step_in_context() {
     let fp16 = ["precision=fp16", "loss_scale=1024", "model.family=bloom"];
     let powersgd = "topology.compression={powersgd: {rank: 2, start_step: 1, min_rate: 1}}";
     let runs: [&[&str]; 7] = [
-        &["precision=f32", "topology.recompute=selective"],
+        &["precision=f32", "topology.recompute=selective", "log.zeros=true"],
         &["precision=bf16", "model.dropout=0.1", "optimizer=adam8bit"],
         &[&fp16[..], &["topology.recompute=full", "topology.tensor=2"]].concat(),
         &[&QWEN3[..], &["precision=bf16", ADAFACTOR, "train.z_loss=0.1"]].concat(),
