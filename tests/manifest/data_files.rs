@@ -20,7 +20,9 @@ fn dataset(prefix: &Path, tokens: usize) {
 }
 
 /// Prefix below the folder, weight and range.
-fn shown(folder: &Path, datasets: &[Dataset]) -> Vec<(String, f64, Option<(f64, f64)>)> {
+type Shown = (String, f64, Option<(f64, f64)>);
+
+fn shown(folder: &Path, datasets: &[Dataset]) -> Vec<Shown> {
     let folder = folder.canonicalize().unwrap();
     let shown = datasets.iter().map(|dataset| {
         let prefix = dataset.prefix.strip_prefix(&folder).unwrap();
@@ -33,7 +35,7 @@ fn shown(folder: &Path, datasets: &[Dataset]) -> Vec<(String, f64, Option<(f64, 
     shown.collect()
 }
 
-fn row(prefix: &str, weight: f64, range: (f64, f64)) -> (String, f64, Option<(f64, f64)>) {
+fn row(prefix: &str, weight: f64, range: (f64, f64)) -> Shown {
     (prefix.to_string(), weight, Some(range))
 }
 

@@ -54,7 +54,7 @@ enum Row {
     Eval(EvalRow),
     Task(TaskRow),
     Parts(PartTable),
-    Step(StepRow),
+    Step(Box<StepRow>),
 }
 
 /// File `metrics.jsonl`, open for appending.
@@ -189,7 +189,7 @@ impl Metrics {
             let whole = line.strip_suffix(b"\n");
             match serde_json::from_slice(whole.unwrap_or(line)) {
                 _ if whole.is_none() => metrics.torn = true,
-                Ok(Row::Step(row)) => metrics.steps.push(row),
+                Ok(Row::Step(row)) => metrics.steps.push(*row),
                 Ok(Row::Eval(row)) => metrics.evals.push(row),
                 Ok(Row::Task(row)) => metrics.tasks.push(row),
                 Ok(Row::Parts(table)) => metrics.parts = Some(table),
