@@ -3,6 +3,7 @@
 use super::outliers::{LINKS, PRODUCTS, SHARED};
 use super::print::number;
 use anyhow::{Context, Result};
+use base::calendar::{date_of, days_since_1970};
 use base::{Problems, input, unix_time};
 use estimate::measured::{Change, Measured, RankSpeeds};
 use plan::robust::median;
@@ -70,33 +71,6 @@ fn parse_date(text: &str) -> Option<f64> {
     let is_date = (1970..=9999).contains(&year) && date_of(days) == (year, month, day);
     let is_time = (0..24).contains(&hour) && (0..60).contains(&minute);
     (is_date && is_time).then(|| (days * 86400 + hour * 3600 + minute * 60) as f64)
-}
-
-/// Days from 1970-01-01 to a date of the Gregorian calendar. A year is counted from March on, so that the
-/// leap day is its last.
-fn days_since_1970(year: i64, month: i64, day: i64) -> i64 {
-    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let days_before = (153 * month + 2) / 5;
-    365 * year + year / 4 - year / 100 + year / 400 + days_before + day - 1 - 719_468
-}
-
-/// Year, month and day of a number of days since 1970.
-fn date_of(days: i64) -> (i64, i64, i64) {
-    let mut year = 1970 + days / 366;
-    while days_since_1970(year + 1, 1, 1) <= days {
-        year += 1;
-    }
-    let month = (1..=12).rfind(|month| days_since_1970(year, *month, 1) <= days);
-    let month = month.unwrap_or(1);
-    (year, month, days - days_since_1970(year, month, 1) + 1)
-}
-
-/// For example "2026-11-24 08:30 UTC".
-pub fn stamp(at: f64) -> String {
-    let minutes = (at / 60.0) as i64;
-    let (year, month, day) = date_of(minutes / 1440);
-    let (hour, minute) = (minutes % 1440 / 60, minutes % 60);
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02} UTC")
 }
 
 /// Appends a measurement of this moment to a history.
@@ -296,6 +270,7 @@ fn best_link(m: &Measured, unit: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use base::calendar::date_and_minute;
     use estimate::measured::{FORMAT, GroupSpeed, PairSpeed, Product};
     use manifest::Precision;
 
@@ -439,17 +414,13 @@ mod tests {
         // 2026-11-24 08:30 UTC and 2024-02-29, a leap day, by `date -u +%s`.
         assert_eq!(parse_date("2026-11-24T08:30"), Some(1_795_509_000.0));
         assert_eq!(parse_date("2024-02-29"), Some(1_709_164_800.0));
-        assert_eq!(stamp(1_795_509_000.0), "2026-11-24 08:30 UTC");
-        assert_eq!(stamp(1_709_164_800.0 - 60.0), "2024-02-28 23:59 UTC");
+        assert_eq!(date_and_minute(1_795_509_000.0), "2026-11-24 08:30 UTC");
+        assert_eq!(date_and_minute(1_709_164_800.0 - 60.0), "2024-02-28 23:59 UTC");
         for wrong in ["2026-02-30", "2026-13-01", "2026-11-24T24:00", "yesterday", "7", "", "-3d"] {
             let said = Since::parse(wrong).unwrap_err();
             assert!(said.contains("7d, 36h, 2026-11-24"), "{wrong}: {said}");
         }
         assert_eq!(seconds("36h"), Ok(129_600.0));
         assert!(matches!(Since::parse("7d"), Ok(Since::Time(at)) if at > 1.7e9));
-        for day in 0..40_000 {
-            let (year, month, date) = date_of(day);
-            assert_eq!(days_since_1970(year, month, date), day);
-        }
     }
 }

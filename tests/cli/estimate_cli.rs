@@ -249,7 +249,7 @@ fn a_machine_of_ones_own_is_a_row_with_other_columns() {
     assert_eq!((&mine["time"], &mine["run"]), (&set["time"], &set["run"]));
     assert!(time(&mine) > time(&row), "a slower network: {mine}");
     assert!(number(&mine["time"], "error") > number(&row["time"], "error"), "{mine}");
-    // What the network does not carry keeps its seconds, up to the shares of the correction.
+    // Parts of a step without messages take the seconds that they took, up to the shares of the correction.
     let same = json(&format!("{BLOOM} --hardware a100-80g --set hardware.price=1"));
     near(time(&same), time(&row), 1e-9);
 

@@ -149,7 +149,7 @@ impl Bench {
             )];
         };
         let found = history::compare(&then, measured, self.tolerance);
-        let since = history::stamp(at);
+        let since = base::calendar::date_and_minute(at);
         measured.changes = found.changes;
         let mut lines: Vec<String> = found
             .notes

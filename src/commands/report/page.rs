@@ -7,6 +7,7 @@ use anyhow::Result;
 use serde::Deserialize;
 
 use super::curves::{self, XAxis};
+use base::calendar::date_and_minute;
 use base::svg::{Chart, PAGE, STYLE, Scale, Stroke, escape, short_number};
 use base::table::{Cell, Rows, Table};
 use base::{Count, Seconds, input};
@@ -116,7 +117,7 @@ impl Run {
             .events
             .iter()
             .rfind(|event| event.kind == Kind::Start)
-            .map(|event| format!("{}, {}", date(event.at), escape(&event.text)));
+            .map(|event| format!("{}, {}", date_and_minute(event.at), escape(&event.text)));
         let parts = ["gptrain run report".to_string()]
             .into_iter()
             .chain(parameters)
@@ -288,31 +289,6 @@ impl Run {
     }
 }
 
-/// Day and minute of a time in seconds since 1970, in UTC.
-fn date(at: f64) -> String {
-    let minutes = (at / 60.0) as u64;
-    let mut day = minutes / (24 * 60);
-    let mut year = 1970;
-    let leap =
-        |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
-    while day >= 365 + u64::from(leap(year)) {
-        day -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(leap(year));
-    let mut month = 1;
-    for days in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
-        if day < days {
-            break;
-        }
-        day -= days;
-        month += 1;
-    }
-    let hour = minutes / 60 % 24;
-    let minute = minutes % 60;
-    format!("{year}-{month:02}-{:02} {hour:02}:{minute:02} UTC", day + 1)
-}
-
 /// Section with a table, and HTML `below` it; empty without rows.
 pub fn section(title: &str, table: &Table, may_wrap: bool, below: &str) -> String {
     if table.is_empty() {
@@ -405,18 +381,4 @@ fn manifest_name(manifest: &str) -> Option<String> {
         name: Option<String>,
     }
     serde_saphyr::from_str::<Named>(manifest).ok()?.name
-}
-
-#[cfg(test)]
-mod tests {
-    use super::date;
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        assert_eq!(date(0.0), "1970-01-01 00:00 UTC");
-        assert_eq!(date(951_782_399.0), "2000-02-28 23:59 UTC");
-        assert_eq!(date(951_868_799.0), "2000-02-29 23:59 UTC");
-        assert_eq!(date(1_735_689_599.0), "2024-12-31 23:59 UTC");
-        assert_eq!(date(1_795_867_200.0), "2026-11-28 12:00 UTC");
-    }
 }

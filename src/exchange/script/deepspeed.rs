@@ -80,7 +80,7 @@ fn flatten(prefix: &str, json: Json, flat: &mut BTreeMap<String, Json>) {
                 flatten(&name, value, flat);
             }
         }
-        // Of the Trainer: the value is that of the argument.
+        // The Trainer replaces "auto" by the value of its argument.
         Json::String(text) if text == "auto" => {}
         value => {
             flat.insert(prefix.to_string(), value);

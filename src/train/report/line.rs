@@ -67,7 +67,7 @@ pub(super) fn megatron_lm(
         Shown::LmLine(order, label, summary, format) => Some((order, (label, summary, format))),
         _ => None,
     });
-    let date = base::date_and_time(now);
+    let date = base::calendar::date_and_time(now);
     let mut text = format!(" [{date}] iteration {:8}/{:8}", last.step, info.total_steps);
     for (label, value) in fields {
         text += &format!(" | {label}: {}", value.replace("NaN", "nan"));
