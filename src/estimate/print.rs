@@ -6,7 +6,7 @@ use super::deepspeed::states;
 use super::gptrain::advisor::{Advisor, Change};
 use super::gptrain::prices::TRAFFIC;
 use super::gptrain::{compression, remedies};
-use super::rates::simple_days;
+use super::rates::{simple_days, simple_factor};
 use super::view::{GIB, Stage, Terms, View};
 use super::words::{self, hours, size, span};
 use base::table::{Cell, Printout, Rows, Table};
@@ -338,7 +338,7 @@ fn run(v: &View, out: &mut Printout) {
         span(d.seconds),
         hours(terms.device_hours(d))
     )));
-    let factor = if v.setup.forward_passes() > 1.0 { 8.0 } else { 6.0 };
+    let factor = simple_factor(v.setup.topology.recompute);
     let simple = v.setup.simple_tflops(v.seconds);
     let rule = simple_days(factor, v.parameters as f64, v.tokens(), v.setup.ranks() as f64, simple);
     out.line(format!(

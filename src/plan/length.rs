@@ -2,63 +2,49 @@
 //! curriculum learning with the schedule `fixed_linear` (Li et al. 2022, "The stability-efficiency
 //! dilemma: investigating sequence length warmup for training GPT models").
 
-/// Tokens of a sample that grow from `start` to `full`, or are constant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LengthRamp {
-    full: usize,
-    growth: Option<Growth>,
-}
+use super::growth::Growing;
 
+/// Tokens of a sample that grow to the full length, or are constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Growth {
-    start: usize,
-    increment: usize,
-    samples: u64,
-}
+pub struct LengthRamp(Growing);
 
 impl LengthRamp {
     pub fn constant(full: usize) -> LengthRamp {
-        assert!(full > 0, "samples of 0 tokens");
-        LengthRamp { full, growth: None }
+        LengthRamp(Growing::constant(full))
     }
 
     /// Warm-up from `start` to `full` tokens in multiples of `increment`, over the first `samples` samples.
     /// `increment` divides `full - start`.
     pub fn growing(start: usize, increment: usize, samples: u64, full: usize) -> LengthRamp {
-        assert!(0 < start && start <= full, "a warm-up from {start} to {full}");
-        assert!(increment > 0 && (full - start).is_multiple_of(increment));
-        let growth = (start < full && samples > 0).then_some(Growth { start, increment, samples });
-        LengthRamp { full, growth }
+        LengthRamp(Growing::new(start, increment, samples, full))
     }
 
     /// Final length.
     pub fn full(&self) -> usize {
-        self.full
+        self.0.last
     }
 
     /// Every length of the warm-up, ascending.
     pub fn lengths(&self) -> impl Iterator<Item = usize> + use<> {
-        let start = self.growth.map_or(self.full, |growth| growth.start);
-        let increment = self.growth.map_or(1, |growth| growth.increment);
-        (start..=self.full).step_by(increment)
+        self.0.sizes()
     }
 
     /// Tokens of each sample of a step that ends after `consumed` samples. (DeepSpeed counts steps from 1,
     /// which is the end of a step.)
     pub fn at(&self, consumed: u64) -> usize {
-        match self.growth {
+        match self.0.growth {
             Some(growth) if consumed < growth.samples => {
                 let share = consumed as f64 / growth.samples as f64;
-                let grown = (share * (self.full - growth.start) as f64) as usize;
+                let grown = (share * (self.full() - growth.start) as f64) as usize;
                 growth.start + grown / growth.increment * growth.increment
             }
-            _ => self.full,
+            _ => self.full(),
         }
     }
 
     /// Samples after which the length is final.
     pub fn samples(&self) -> u64 {
-        self.growth.map_or(0, |growth| growth.samples)
+        self.0.samples()
     }
 }
 

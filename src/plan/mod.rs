@@ -1,6 +1,7 @@
 //! Decisions as data: pure, printable values. Independent of clock, environment and device.
 
 pub mod grid;
+mod growth;
 pub mod length;
 pub mod ramp;
 pub mod robust;

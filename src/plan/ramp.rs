@@ -4,19 +4,11 @@
 //! exactly. Each step takes the samples after the previous step's: none is skipped or read
 //! twice when the batch changes.
 
-/// Global batch that grows from `start` to `global`, or is constant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ramp {
-    global: usize,
-    growth: Option<Growth>,
-}
+use super::growth::Growing;
 
+/// Global batch that grows, or is constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Growth {
-    start: usize,
-    increment: usize,
-    samples: u64,
-}
+pub struct Ramp(Growing);
 
 /// Consecutive steps with the same global batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,53 +29,47 @@ impl BatchPhase {
 
 impl Ramp {
     pub fn constant(global: usize) -> Ramp {
-        assert!(global > 0, "a global batch of 0");
-        Ramp { global, growth: None }
+        Ramp(Growing::constant(global))
     }
 
     /// Ramp from `start` to `global` in steps of `increment`, over the first `samples` samples.
     /// `increment` divides `global - start`.
     pub fn growing(start: usize, increment: usize, samples: u64, global: usize) -> Ramp {
-        assert!(0 < start && start <= global, "a ramp-up from {start} to {global}");
-        assert!(increment > 0 && (global - start).is_multiple_of(increment));
-        let growth =
-            (start < global && samples > 0).then_some(Growth { start, increment, samples });
-        Ramp { global, growth }
+        Ramp(Growing::new(start, increment, samples, global))
     }
 
     /// Final batch.
     pub fn global(&self) -> usize {
-        self.global
+        self.0.last
     }
 
     /// Samples over which the batch grows.
     pub fn samples(&self) -> u64 {
-        self.growth.map_or(0, |growth| growth.samples)
+        self.0.samples()
     }
 
     /// Number of increments: `(global - start) / increment`.
     pub fn increments(&self) -> usize {
-        self.growth
-            .map_or(0, |g| (self.global - g.start) / g.increment)
+        let growth = self.0.growth;
+        growth.map_or(0, |growth| (self.global() - growth.start) / growth.increment)
     }
 
     /// Every batch size of the ramp, ascending.
     pub fn sizes(&self) -> impl Iterator<Item = usize> + use<> {
-        let start = self.growth.map_or(self.global, |g| g.start);
-        (start..=self.global).step_by(self.growth.map_or(1, |g| g.increment))
+        self.0.sizes()
     }
 
     /// Global batch of the step that starts after `consumed` samples. Bit-identical to Megatron:
     /// the samples per increment are an f64, and the ramp-up includes sample number `samples`
     /// itself (megatron/core/num_microbatches_calculator.py).
     pub fn batch_at(&self, consumed: u64) -> usize {
-        match self.growth {
+        match self.0.growth {
             Some(growth) if consumed <= growth.samples => {
                 let each = growth.samples as f64 / self.increments() as f64;
                 let grown = (consumed as f64 / each) as usize;
-                self.global.min(growth.start + grown * growth.increment)
+                self.global().min(growth.start + grown * growth.increment)
             }
-            _ => self.global,
+            _ => self.global(),
         }
     }
 

@@ -9,7 +9,7 @@ use estimate::request::Request;
 use estimate::setup::Setup;
 use estimate::words;
 use exchange::script::{self, ScriptChoices};
-use manifest::{Loaded, Recompute};
+use manifest::Loaded;
 use plan::robust::median;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -130,7 +130,7 @@ fn rate(setup: &Setup, batch: usize, seconds: &[f64], logged: f64, peak: Option<
     let flops = model::flops_per_token(&setup.model);
     let recompute = setup.topology.recompute;
     let by_device = |per_token: f64| per_token * tokens / (seconds * ranks * 1e12);
-    let factor = if recompute == Recompute::Full { 8.0 } else { 6.0 };
+    let factor = rates::simple_factor(recompute);
     let parameters = model::parameters(&setup.model) as f64;
     Rate {
         batch,
