@@ -4,6 +4,7 @@
 //! Without Slurm (`apt-get install slurm-wlm munge`, as root) the test says that it is skipped.
 
 mod cluster;
+mod series;
 mod week;
 
 use crate::common::binary;
@@ -43,7 +44,8 @@ fn slurm_starts_ends_and_requeues_runs() {
     let limited = time_limits(&cluster);
     scripts_of_manifests_are_accepted(&cluster, &Lab::new());
     a_run_is_found_in_the_queue(&cluster, &Lab::new());
-    a_sweep_runs_as_jobs(&cluster, &Lab::new());
+    series::a_sweep_runs_as_jobs(&cluster, &Lab::new());
+    series::cuts_are_measured_in_an_allocation(&cluster, &Lab::new());
     // Two jobs at a time, on the same nodes.
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -81,7 +83,8 @@ fn scripts_of_manifests_are_accepted(cluster: &Cluster, lab: &Lab) {
     let sixteen = ["--set", grid, "--set", "batch.global=16"];
     for (more, says) in [
         (&["--cpus-per-task", "2"][..], "using 32 processors on nodes n[1-4] "),
-        (&["--nodes", "2", "--cpus-per-task", "1"], "using 16 processors on nodes n[1-2] "),
+        // Two nodes: the job with a time limit may be on one of the first.
+        (&["--nodes", "2", "--cpus-per-task", "1"], "using 16 processors on nodes n["),
         (&["--gpus-per-node", "4", "--cpus-per-task", "1"], "using 16 processors on nodes n[1-4] "),
     ] {
         let (ok, said) = accepted(&[&sixteen[..], more].concat());
@@ -118,27 +121,6 @@ fn scripts_of_manifests_are_accepted(cluster: &Cluster, lab: &Lab) {
     let (ok, said) =
         accepted(&[&sixteen[..], &["--gpus-per-node", "8", "--cpus-per-task", "1"]].concat());
     assert!(!ok && said.contains("node configuration is not available"), "{said}");
-}
-
-/// `gptrain sweep --slurm`: a job for each variant; when both have ended, the same command compares them.
-fn a_sweep_runs_as_jobs(cluster: &Cluster, lab: &Lab) {
-    let sweep = || {
-        let output = cluster
-            .command(env!("CARGO_BIN_EXE_gptrain"))
-            .args(["sweep", "run.yaml", "--output", "runs/s", "--slurm"])
-            .args(["--set", "train.steps=4", "--set", "lr.peak=1e-3,2e-3"])
-            .args(["--partition", "test", "--cpus-per-task", "1"])
-            .current_dir(lab.path(""))
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{output:?}");
-        String::from_utf8(output.stdout).unwrap()
-    };
-    let said = sweep();
-    assert_eq!(said.matches(": submitted as job ").count(), 2, "{said}");
-    until("both variants are complete", || sweep().contains("2 variants, 2 complete"));
-    let said = sweep();
-    assert!(!said.contains("submitted") && said.contains("wrote runs/s/compare.html"), "{said}");
 }
 
 /// `gptrain status --queue` of a manifest and of a folder: neither running nor queued, waiting, complete.
