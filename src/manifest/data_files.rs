@@ -182,7 +182,7 @@ impl DataFiles<'_, '_> {
         };
         let base = file.parent().unwrap_or(Path::new("/"));
         let mut groups = Vec::new();
-        for (number, group) in (1..).zip(list_groups(&text)) {
+        for (number, group) in (1..).zip(list_weight_groups(&text)) {
             match read_group(group, base) {
                 Ok(group) => groups.push(group),
                 Err(what) => {
@@ -339,8 +339,9 @@ fn match_name(pattern: &[char], name: &[char]) -> Option<String> {
     })
 }
 
-/// Groups of a file: texts in quotes, or, without any, lines.
-fn list_groups(text: &str) -> Vec<&str> {
+/// Groups of a file of weights, each `NAME: WEIGHT FROM:TO PREFIX, …`: texts in quotes, or, without any,
+/// lines.
+pub fn list_weight_groups(text: &str) -> Vec<&str> {
     if text.contains('"') {
         return text.split('"').skip(1).step_by(2).collect();
     }

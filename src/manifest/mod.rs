@@ -49,6 +49,7 @@ pub use choices::{
     Schedule, SpikeAction,
 };
 pub use cluster::{Comm, Restart, Slurm};
+pub use data_files::list_weight_groups;
 pub use family::{Architecture, Family};
 pub use inference::for_inference;
 pub use keys::{editor_schema, schema, settings, suggest_setting};

@@ -110,6 +110,23 @@ fn stages_with_the_embedding_and_bf16_of_deepspeed_arrive() {
 }
 
 #[test]
+fn files_of_weights_that_a_script_names_are_followed() {
+    let lab = Lab::new();
+    let splits = lab.path("train-splits.txt").display().to_string();
+    fs::write(&splits, "\"train: 0.7 0:0.95 en, 0.3 0:0.95 fr\"\n").unwrap();
+    fs::write(format!("{splits}.valid"), "\"en: 1 0.95:1 en\" \"fr: 1 0.95:1 fr\"\n").unwrap();
+    let work = format!("WORK={}", lab.path("").display());
+    let (made, printed) = imported("bloom.slurm", &["--var", &work]);
+    let lacking = printed["no_setting"].to_string();
+    assert!(!lacking.contains("weighted-split"), "{lacking}");
+    let m = manifest::load(&made.path("made.yaml"), &[])
+        .unwrap()
+        .manifest;
+    let weights: Vec<f64> = m.data.train.iter().map(|set| set.weight).collect();
+    assert_eq!((weights, m.data.valid.len()), (vec![0.7, 0.3], 2));
+}
+
+#[test]
 fn arrays_branches_and_positions_of_a_shell_script_are_followed() {
     let (lab, printed) = imported("llama.sh", &["--var", "2=corpus"]);
     let text = fs::read_to_string(lab.path("made.yaml")).unwrap();

@@ -4,10 +4,11 @@ use super::launch::{Given, Program};
 use super::{Read, Script, deepspeed, missing_variable};
 use crate::foreign::{Arguments, Choices, set_grid, set_replicas, set_said_split};
 use crate::torch::Tree;
-use base::Problems;
+use base::{Problems, input};
 use manifest::dialects::Dialect;
 use serde_json::{Map, Value as Json, json};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// Values of settings whose arguments are not given, as Megatron has them.
 fn defaults() -> Vec<(&'static str, Json)> {
@@ -129,7 +130,7 @@ pub fn settings(script: &Script) -> anyhow::Result<Read> {
         sources.insert(name.to_string(), FRACTION.to_string());
         values.insert(name.to_string(), Json::from(samples));
     }
-    weighted_paths(script, &mut values);
+    weighted_paths(script, &mut values, &mut sources);
     convert(
         script,
         values,
@@ -232,34 +233,49 @@ fn warm_up_fraction(values: &Map<String, Json>) -> Option<u64> {
     Some((fraction * samples as f64) as u64)
 }
 
-/// Splits groups of weighted datasets, "NAME: WEIGHT RANGE PATH, …", into the lists that a checkpoint's
-/// arguments have.
-fn weighted_paths(script: &Script, values: &mut Map<String, Json>) {
-    for which in ["train", "valid"] {
-        let Some(given) = script.launch.get(&format!("{which}_weighted_split_paths")) else {
-            continue;
-        };
-        // A file that is not here: its note names it.
-        if given
-            .words
-            .iter()
-            .any(|word| missing_variable(word).is_some())
-        {
-            continue;
-        }
-        values.remove(&given.name);
-        // Words that the shell has split belong to the group before them.
-        let mut joined: Vec<String> = Vec::new();
-        for word in &given.words {
-            match joined.last_mut() {
-                Some(last) if !word.contains(": ") && !word.ends_with(':') => {
-                    *last += &format!(" {word}");
-                }
-                _ => joined.push(word.clone()),
+/// Groups of weighted datasets, "NAME: WEIGHT RANGE PATH, …", of an argument or of the file that another one
+/// names, and the name of the argument. None without either, or if the file is not here.
+fn weighted_groups(script: &Script, which: &str) -> Option<(String, Vec<String>)> {
+    let name = format!("{which}_weighted_split_paths");
+    let Some(given) = script.launch.get(&name) else {
+        let given = script.launch.get(&format!("{name}_path"))?;
+        let [word] = &given.words[..] else { return None };
+        let beside = Path::new(&script.place).with_file_name(word);
+        let texts = [Path::new(word), &beside].map(|path| input::read(path, input::SMALL).ok());
+        let text = String::from_utf8(texts.into_iter().flatten().next()?).ok()?;
+        let groups = manifest::list_weight_groups(&text);
+        return Some((given.name.clone(), groups.into_iter().map(str::to_string).collect()));
+    };
+    // A file that is not here: its note names it.
+    let is_missing = |word: &String| missing_variable(word).is_some();
+    if given.words.iter().any(is_missing) {
+        return None;
+    }
+    // Words that the shell has split belong to the group before them.
+    let mut joined: Vec<String> = Vec::new();
+    for word in &given.words {
+        match joined.last_mut() {
+            Some(last) if !word.contains(": ") && !word.ends_with(':') => {
+                *last += &format!(" {word}");
             }
+            _ => joined.push(word.clone()),
         }
+    }
+    Some((given.name.clone(), joined))
+}
+
+/// Splits groups of weighted datasets into the lists that a checkpoint's arguments have.
+fn weighted_paths(
+    script: &Script,
+    values: &mut Map<String, Json>,
+    sources: &mut BTreeMap<String, String>,
+) {
+    for which in ["train", "valid"] {
+        let Some((argument, groups)) = weighted_groups(script, which) else { continue };
+        values.remove(&argument);
+        sources.insert(format!("{which}_weighted_split_paths"), argument);
         let mut lists: [Vec<Json>; 4] = Default::default();
-        for group in &joined {
+        for group in &groups {
             let (name, datasets) = group.split_once(':').unwrap_or(("train", group));
             let parts: Vec<Vec<&str>> = datasets
                 .split(',')
