@@ -150,6 +150,25 @@ fn a_universal_folder_is_read_by_another_reader() {
     assert_eq!(fs::read_dir(zero).unwrap().count(), original.tensors.len() + 1);
 }
 
+/// Of 32 samples, 16 are in four steps of 4 and 16 in two of 8.
+#[test]
+fn a_warm_up_of_length_is_said_as_deepspeeds_block() {
+    let lab = BLOOM.lab();
+    let sets = ["log.folder=grows", "train.samples=16", "batch.length_ramp_up=8 4 32"];
+    let sets = sets.iter().flat_map(|set| ["--set", *set]);
+    lab.gptrain(
+        &["run", "run.yaml"]
+            .into_iter()
+            .chain(sets)
+            .collect::<Vec<_>>(),
+    )
+    .well();
+    let done = export(&lab, "grows", "deepspeed-universal", &[]);
+    done.well();
+    let words = ["\"min_difficulty\": 8", "\"total_curriculum_step\": 6", "\"difficulty_step\": 4"];
+    says(&done, &words);
+}
+
 /// The first six steps were a run of their own.
 #[test]
 fn a_universal_folder_is_read_back_bit_for_bit() {

@@ -269,6 +269,9 @@ impl<'s> MegatronExport<'s> {
     /// Notes about what Megatron-LM does otherwise.
     fn notes(&self) -> Vec<String> {
         let mut notes = late_rate(&self.m, "Megatron-LM");
+        if self.m.batch.length_ramp_up.is_some() {
+            notes.push("Megatron-LM trains on samples of full length from the start".into());
+        }
         if self.m.data.rule != DataRule::MegatronCore {
             let order = "the run's order of samples is Megatron-DeepSpeed's, not Megatron-Core's";
             notes.push(order.into());

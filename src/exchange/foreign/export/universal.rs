@@ -13,7 +13,7 @@ use base::output::Existing;
 use checkpoint::atomic_folder::{self, FolderKind};
 use engine::saved_shape;
 use manifest::dialects::Dialect;
-use manifest::{Bias, DataRule, Ffn, Manifest, NormKind, Position};
+use manifest::{Bias, DataRule, Ffn, LengthRampUp, Manifest, NormKind, Position};
 use model::{Layout, ModelShard, Param, TpSplit};
 use std::fs;
 use std::path::Path;
@@ -175,6 +175,16 @@ fn notes(m: &Manifest) -> Vec<String> {
     }
     if m.loss_scale.is_some() {
         notes.push("the loss scale is not in such a folder: it begins with its first value".into());
+    }
+    if let Some(LengthRampUp { start, increment, samples }) = m.batch.length_ramp_up {
+        let steps = m.batch.ramp().steps(samples);
+        let most = m.model.seq_len;
+        notes.push(format!(
+            "the warm-up of the samples' length is DeepSpeed's configuration, not part of such a folder: \
+             \"curriculum_learning\": {{\"enabled\": true, \"curriculum_type\": \"seqlen\", \
+             \"min_difficulty\": {start}, \"max_difficulty\": {most}, \"schedule_type\": \"fixed_linear\", \
+             \"schedule_config\": {{\"total_curriculum_step\": {steps}, \"difficulty_step\": {increment}}}}}"
+        ));
     }
     notes
 }
