@@ -1,5 +1,5 @@
-"""Puts the release binary into a Python wheel that holds nothing else: `pip install` copies it to
-the environment's bin/.
+"""Puts the release binary into a Python wheel: `pip install` copies it to the environment's bin/, and
+beside it `gptrain-plan`, which is `gptrain estimate`.
 
     python3 packaging/wheel.py BINARY FOLDER
 """
@@ -14,6 +14,10 @@ import zipfile
 ROOT = pathlib.Path(__file__).parent.parent
 # Platform that `make release` links against.
 PLATFORM = "manylinux_2_28_x86_64"
+# For who plans and does not train.
+PLAN = b"""#!/bin/sh
+exec "$(dirname "$(readlink -f "$0")")/gptrain" estimate "$@"
+"""
 
 
 def main(binary, folder):
@@ -29,6 +33,7 @@ def main(binary, folder):
     wheel = f"Wheel-Version: 1.0\nGenerator: gptrain\nRoot-Is-Purelib: false\nTag: {tag}\n"
     files = {
         f"{name}.data/scripts/gptrain": pathlib.Path(binary).read_bytes(),
+        f"{name}.data/scripts/gptrain-plan": PLAN,
         f"{name}.dist-info/licenses/LICENSE": (ROOT / "LICENSE").read_bytes(),
         f"{name}.dist-info/METADATA": metadata.encode(),
         f"{name}.dist-info/WHEEL": wheel.encode(),

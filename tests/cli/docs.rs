@@ -137,6 +137,12 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("gpu.md", "make test-gpu", "a GPU"),
     ("gpu.md", "GPTRAIN_TEST_GPU=1", "a GPU"),
     ("gpu.md", "python3 -m tarfile", "a GPU"),
+    ("how-many-gpus.md", "gptrain estimate --args", "tests/cli/scripts.rs"),
+    (
+        "how-many-gpus.md",
+        "gptrain estimate 8B --tokens 1T --gpus 64 --hardware h100 --as torchtitan --calibrate",
+        CSV,
+    ),
     ("import.md", "gptrain inspect-ckpt", "tests/checkpoint/inspect_foreign.rs, inspect_diff.rs"),
     ("check-run.md", "gptrain check-run", "tests/checkpoint/check_run.rs"),
     ("import.md", "gptrain import", "tests/checkpoint/import_continues.rs"),
@@ -146,6 +152,9 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("trace.md", "gptrain run manifests/quickstart-grid.yaml", "tests/cluster/trace.rs"),
     ("trace.md", "gptrain run manifests/quickstart.yaml --ops", "tests/cli/ops.rs"),
 ];
+
+/// Reason for a block that is not run.
+const CSV: &str = "tests/cli/estimate_cli.rs";
 
 /// Replacements: text of the docs, and the text that runs in its place.
 type StandIns = &'static [(&'static str, &'static str)];
@@ -164,6 +173,11 @@ const RUN: &[(&str, &str, StandIns)] = &[
     ("cluster.md", "gptrain nodes", &[]),
     ("estimate.md", "gptrain estimate", &[("--calibrate bench.json", ""), TESTED_ELSEWHERE]),
     ("estimate.md", "gptrain estimate mine.yaml --hardware cluster.yaml", &[]),
+    ("how-many-gpus.md", "gptrain estimate 8B --tokens 1T --days", &[]),
+    ("how-many-gpus.md", "gptrain estimate 8B --tokens 1T --gpus 64 --hardware a100", &[]),
+    ("how-many-gpus.md", "gptrain estimate 70B", &[]),
+    ("how-many-gpus.md", "gptrain estimate 8B --sizes", &[]),
+    ("how-many-gpus.md", "gptrain estimate 8B --set topology.data=64", &[]),
 ];
 
 /// Half a minute of a processor, which tests/cli/estimate_cli.rs takes anyway.
