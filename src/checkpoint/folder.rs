@@ -5,15 +5,13 @@
 //! for users.
 
 use super::disk::{Disk, nonce};
+use super::index::Index;
 use anyhow::Context;
 use base::{Bytes, Problems, input, output};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-
-/// Part of the name of a checkpoint that is being removed.
-const REMOVED: &str = ".tmp-removed-";
 
 /// Part of the name of a checkpoint that is being replaced.
 const REPLACED: &str = ".tmp-old-";
@@ -26,6 +24,13 @@ pub const LATEST: &str = "latest";
 pub struct CheckpointFolder {
     pub step: u64,
     pub folder: PathBuf,
+}
+
+impl CheckpointFolder {
+    /// Whether the optimizer's states were removed (`checkpoint.keep_weights_every`).
+    pub fn has_weights_only(&self) -> bool {
+        Index::read(&self.folder).is_ok_and(|index| index.weights_only)
+    }
 }
 
 /// Name of a step's checkpoint.
@@ -57,6 +62,16 @@ pub fn published(checkpoints: &Path) -> anyhow::Result<Vec<CheckpointFolder>> {
 /// Newest checkpoint of a run.
 pub fn latest(checkpoints: &Path) -> anyhow::Result<Option<CheckpointFolder>> {
     Ok(published(checkpoints)?.pop())
+}
+
+/// Newest whole checkpoint of a run that `is_wanted`: one with the optimizer's states, from which a run
+/// continues.
+pub fn find_whole(
+    checkpoints: &Path,
+    is_wanted: impl Fn(u64) -> bool,
+) -> anyhow::Result<Option<CheckpointFolder>> {
+    let mut newest_first = published(checkpoints)?.into_iter().rev();
+    Ok(newest_first.find(|found| is_wanted(found.step) && !found.has_weights_only()))
 }
 
 /// Resolves a path: the folder itself if it is a checkpoint, otherwise the newest checkpoint of the
@@ -123,49 +138,47 @@ pub struct Keep {
     pub last: Option<usize>,
     /// Also keeps checkpoints whose step is a multiple of this.
     pub every: Option<u64>,
+    /// Also keeps the weights of checkpoints whose step is a multiple of this.
+    pub weights_every: Option<u64>,
     /// Also keeps the checkpoint of this step, which is being read.
     pub read: Option<u64>,
 }
 
-/// Steps that need not be kept, out of ascending `steps`.
-pub fn find_outdated(steps: &[u64], keep: Keep) -> Vec<u64> {
-    let old = steps
-        .len()
-        .saturating_sub(keep.last.unwrap_or(usize::MAX).max(1));
-    let kept = |step: u64| {
-        keep.read == Some(step) || keep.every.is_some_and(|every| step.is_multiple_of(every))
-    };
-    steps[..old]
-        .iter()
-        .copied()
-        .filter(|step| !kept(*step))
-        .collect()
-}
-
-/// Removes the checkpoints that need not be kept. Each is renamed before it is deleted, so a partly
-/// deleted one is never mistaken for a checkpoint.
-pub fn prune(disk: &Disk, checkpoints: &Path, keep: Keep) -> anyhow::Result<()> {
-    for name in names(checkpoints)?
-        .iter()
-        .filter(|name| name.contains(REMOVED))
-    {
-        disk.remove_folder(&checkpoints.join(name))?; // left by a failed removal
+impl From<&manifest::Checkpoint> for Keep {
+    fn from(settings: &manifest::Checkpoint) -> Keep {
+        Keep {
+            last: settings.keep_last,
+            every: settings.keep_every,
+            weights_every: settings.keep_weights_every,
+            read: None,
+        }
     }
-    let steps: Vec<u64> = published(checkpoints)?
-        .iter()
-        .map(|found| found.step)
-        .collect();
-    find_outdated(&steps, keep)
-        .into_iter()
-        .try_for_each(|step| remove(disk, checkpoints, step))
 }
 
-/// Removes a published checkpoint: renames it first.
-pub fn remove(disk: &Disk, checkpoints: &Path, step: u64) -> anyhow::Result<()> {
-    let name = name(step);
-    let away = checkpoints.join(format!("{name}{REMOVED}{}", nonce()));
-    disk.rename(&checkpoints.join(name), &away)?;
-    disk.remove_folder(&away)
+/// What is kept of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    Whole,
+    /// The weights, without the optimizer's states.
+    Weights,
+    Nothing,
+}
+
+impl Keep {
+    /// What is kept of the checkpoints of ascending `steps`.
+    pub fn decide(self, steps: &[u64]) -> Vec<(u64, Kept)> {
+        let newest = self.last.unwrap_or(usize::MAX).max(1);
+        let old = steps.len().saturating_sub(newest);
+        let is_multiple =
+            |step: u64, every: Option<u64>| every.is_some_and(|every| step.is_multiple_of(every));
+        let decide = |(at, step): (usize, &u64)| match *step {
+            step if at >= old || self.read == Some(step) => (step, Kept::Whole),
+            step if is_multiple(step, self.every) => (step, Kept::Whole),
+            step if is_multiple(step, self.weights_every) => (step, Kept::Weights),
+            step => (step, Kept::Nothing),
+        };
+        steps.iter().enumerate().map(decide).collect()
+    }
 }
 
 /// Removes the leftovers of interrupted saves, and returns them with their sizes. Only the process

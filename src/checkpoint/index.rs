@@ -10,7 +10,7 @@ use super::digest::{self, CHUNK, Digest};
 use anyhow::{Context, bail, ensure};
 use base::{DType, WrongInput, input, null_is_nan};
 use data::MixturePlan;
-use engine::{Extent, MODEL, Replica, ScaleState, TensorSlice};
+use engine::{Extent, MASTER, MODEL, Replica, ScaleState, TensorSlice};
 use plan::spikes::SpikeDetector;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -194,6 +194,9 @@ pub struct Index {
     pub gptrain: String,
     #[serde(flatten)]
     pub state: State,
+    /// Whether the optimizer's states were removed after the save (`checkpoint.keep_weights_every`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub weights_only: bool,
     pub tensors: Vec<Tensor>,
     pub shards: Vec<Shard>,
 }
@@ -276,7 +279,39 @@ impl std::ops::Deref for Index {
 impl Index {
     pub fn new(state: State, tensors: Vec<Tensor>, shards: Vec<Shard>) -> Index {
         let gptrain = env!("CARGO_PKG_VERSION").to_string();
-        Index { format: FORMAT, gptrain, state, tensors, shards }
+        Index { format: FORMAT, gptrain, state, weights_only: false, tensors, shards }
+    }
+
+    /// Index of the same checkpoint without the optimizer's states.
+    pub fn without_states(mut self) -> Index {
+        self.format = FORMAT;
+        self.weights_only = true;
+        let is_weight = |name: &str| name == MASTER || name == MODEL;
+        for tensor in &mut self.tensors {
+            tensor.states.retain(|name, _| is_weight(name));
+            for copy in &mut tensor.copies {
+                copy.states.retain(|name, _| is_weight(name));
+            }
+        }
+        let states = self
+            .tensors
+            .iter_mut()
+            .flat_map(|tensor| tensor.states.values_mut());
+        let mut pieces: Vec<&mut Piece> = states
+            .filter_map(|state| state.pieces.as_mut())
+            .flatten()
+            .collect();
+        let used: BTreeSet<usize> = pieces.iter().map(|piece| piece.shard).collect();
+        let numbers: BTreeMap<usize, usize> = used.iter().copied().zip(0..).collect();
+        for piece in &mut pieces {
+            piece.shard = numbers[&piece.shard];
+        }
+        let shards = std::mem::take(&mut self.shards).into_iter().enumerate();
+        self.shards = shards
+            .filter(|(at, _)| used.contains(at))
+            .map(|(_, shard)| shard)
+            .collect();
+        self
     }
 
     /// Updates since the optimizer's states were initialised. Skipped steps do not count.

@@ -33,6 +33,12 @@ pub fn read_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Pro
          or give --reset-optimizer, which drops that update and the optimizer's states",
         checkpoint.folder.display()
     );
+    ensure_input!(
+        !index.weights_only,
+        "{}: its optimizer's states were removed (checkpoint.keep_weights_every): give --reset-optimizer to \
+         go on from its weights with new states",
+        checkpoint.folder.display()
+    );
     ensure_sound(checkpoint, &validate::readable(index, store.model(), engine.rule()))?;
     ensure_sound(checkpoint, &validate::groups(index))?;
     read_states(checkpoint, engine, |state| state.saved)?;

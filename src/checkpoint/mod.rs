@@ -36,8 +36,8 @@ pub mod validate;
 pub use digest::{CHUNK, Digest};
 pub use disk::nonce;
 pub use folder::{
-    CheckpointFolder, Keep, LATEST, clean, find, find_outdated, hint, latest, name, prune,
-    published, remove, set_aside, temporary_folder, write_hint,
+    CheckpointFolder, Keep, Kept, LATEST, clean, find, find_whole, hint, latest, name, published,
+    set_aside, temporary_folder, write_hint,
 };
 pub use index::{
     Copied, DataId, Group, Index, Optimizer, PastStep, Piece, Progress, Rng, SHARD_END, Shard,

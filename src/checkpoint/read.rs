@@ -90,10 +90,12 @@ impl Checkpoint {
             }
         }
         let checkpoint = Checkpoint { folder: folder.to_path_buf(), files, index };
-        if let Some(stray) = checkpoint
-            .strays()?
-            .iter()
-            .find(|name| name.ends_with(SHARD_END))
+        // Of weights only: a process that was killed has not removed the states' files yet.
+        if !checkpoint.index.weights_only
+            && let Some(stray) = checkpoint
+                .strays()?
+                .iter()
+                .find(|name| name.ends_with(SHARD_END))
         {
             bail!("{}: contains {stray}, which is not in its index", folder.display());
         }

@@ -45,7 +45,7 @@ fn states(
                 continue;
             }
             match found.remove(what) {
-                None if index.is_import() => {}
+                None if index.is_import() || index.weights_only => {}
                 None => damage.push(format!("{name} has no {what}: the optimizer needs it")),
                 Some(state) if (state.dtype, state.extent) != (spec.dtype, spec.extent) => damage
                     .push(format!(

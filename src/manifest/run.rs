@@ -21,6 +21,11 @@ Checkpoint(raw) {
     keep_last: usize, in 1..=1_000_000_000;
     /// With keep_last: also keeps checkpoints whose step is a multiple of this. Default: none.
     keep_every: u64, in 1..=1_000_000_000_000_000u64;
+    /// With keep_last: of older checkpoints whose step is a multiple of this, also keeps the weights,
+    /// without the optimizer's states: a third of the bytes with AdamW. Such a checkpoint can be
+    /// evaluated, sampled, exported and averaged; a run continues from it only with --reset-optimizer.
+    /// Default: none.
+    keep_weights_every: u64, in 1..=1_000_000_000_000_000u64;
     /// Maximum number of saves that are written while training continues, each with a copy of the
     /// run's state in host memory; with 0, training waits for every save (--async-save). Default: 1.
     in_flight: usize = 1, in 0..=8;
@@ -29,8 +34,8 @@ Checkpoint(raw) {
     /// once. Default: 600.
     wait_for_storage_s: f64 = 600.0, in 0.0..=1e6;
     /// Second location, to which every durable checkpoint is copied in the background:
-    /// s3://BUCKET/PREFIX, with the credentials of the environment, or file:///FOLDER. keep_last and
-    /// keep_every also apply there. Default: none.
+    /// s3://BUCKET/PREFIX, with the credentials of the environment, or file:///FOLDER. The run's logs are
+    /// copied with them. keep_last, keep_every and keep_weights_every also apply there. Default: none.
     also: String;
 }
 

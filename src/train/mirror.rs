@@ -1,8 +1,8 @@
-//! Mirror of a run's checkpoints in another place (`checkpoint.also`). A thread of rank 0 copies each
-//! durable checkpoint. Training waits for it only at the end of the run, with a time limit.
+//! Mirror of a run's checkpoints and logs in another place (`checkpoint.also`). A thread of rank 0 copies each
+//! durable checkpoint, and with it the log files that have changed. Training waits for it only at the end of the run, with a time limit.
 
 use super::watch::{Ended, Event, RunView, Watcher};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use base::output::{self, Existing};
 use base::{Bytes, Deadline, Moment, Problems, Seconds, input, threads};
 use checkpoint::place::{CopyResult, Place, SentFiles};
@@ -10,11 +10,12 @@ use checkpoint::{self, CheckpointFolder, Keep};
 use launch::events::{self, Kind};
 use manifest::Manifest;
 use parking_lot::{Condvar, Mutex};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Time limits for the last upload, of a complete run and of one that continues later.
 const COMPLETE_TIMEOUT: Duration = Duration::from_secs(600);
@@ -44,6 +45,8 @@ pub struct MirrorQueue {
     run: String,
     folder: PathBuf,
     keep: Keep,
+    /// Length and time of change of each log file when it was last copied.
+    logs: Mutex<BTreeMap<PathBuf, (u64, SystemTime)>>,
     state: Mutex<QueueState>,
     changed: Condvar,
 }
@@ -75,13 +78,12 @@ impl Mirror {
     pub fn start(m: &Manifest, run: &str, step: u64, checkpoints: &Path) -> Result<Option<Mirror>> {
         let Some(url) = &m.checkpoint.also else { return Ok(None) };
         let newest = checkpoint::latest(checkpoints)?;
-        let keep =
-            Keep { last: m.checkpoint.keep_last, every: m.checkpoint.keep_every, read: None };
         let queue = Arc::new(MirrorQueue {
             place: Place::open(url)?,
             run: run.to_string(),
             folder: m.log.folder.clone(),
-            keep,
+            keep: Keep::from(&m.checkpoint),
+            logs: Mutex::default(),
             state: Mutex::new(QueueState { from: Some(step), ..QueueState::default() }),
             changed: Condvar::new(),
         });
@@ -224,7 +226,7 @@ impl MirrorQueue {
         state.copied = state.copied.min(Some(step));
     }
 
-    /// Copies checkpoints until the run ends.
+    /// Copies checkpoints until the run ends, then its last log lines.
     fn copy_all(&self) {
         while let Some(found) = self.pop() {
             let sent = SentFiles::default();
@@ -246,13 +248,33 @@ impl MirrorQueue {
             self.state.lock().copying = None;
             self.changed.notify_all();
         }
+        let is_open = self.state.lock().from.is_none();
+        if is_open {
+            let _ = self.copy_logs(); // the next start of the run copies what is missing
+        }
     }
 
     fn copy(&self, found: &CheckpointFolder, sent: &SentFiles) -> Result<CopyResult> {
         self.open()?;
         let copied = self.place.copy(&found.folder, sent, &|| self.is_wanted())?;
         self.place.prune(self.keep)?;
+        self.copy_logs()?;
         Ok(copied)
+    }
+
+    /// Copies the run's logs that have changed since they were last copied.
+    fn copy_logs(&self) -> Result<()> {
+        let mut copied = self.logs.lock();
+        for file in list_logs(&self.folder)? {
+            let about = file.metadata()?;
+            let now = (about.len(), about.modified()?);
+            if copied.get(&file) != Some(&now) {
+                let name = file.strip_prefix(&self.folder)?.display();
+                self.place.copy_file(&file, &format!("{LOGS}/{name}"))?;
+                copied.insert(file, now);
+            }
+        }
+        Ok(())
     }
 
     /// Claims the place for this run, and sets aside checkpoints that are not part of its history.
@@ -333,6 +355,36 @@ impl MirrorQueue {
             self.changed.wait(&mut state);
         }
     }
+}
+
+/// Folder of the logs in the place.
+const LOGS: &str = "logs";
+
+/// The run's record, events, effective manifest, text logs and TensorBoard files.
+fn list_logs(folder: &Path) -> Result<Vec<PathBuf>> {
+    let is_log = |path: &Path| {
+        let end = path.extension().and_then(|end| end.to_str());
+        path.is_file() && matches!(end, Some("jsonl" | "log" | "yaml"))
+    };
+    let mut files = list(folder)?;
+    files.retain(|path| is_log(path));
+    let boards = folder.join("tensorboard");
+    let mut folders = Vec::from_iter(boards.is_dir().then_some(boards));
+    while let Some(folder) = folders.pop() {
+        let (inner, found): (Vec<PathBuf>, Vec<PathBuf>) =
+            list(&folder)?.into_iter().partition(|path| path.is_dir());
+        folders.extend(inner);
+        files.extend(found);
+    }
+    Ok(files)
+}
+
+fn list(folder: &Path) -> Result<Vec<PathBuf>> {
+    let failed = || format!("cannot list {}", folder.display());
+    let entries = fs::read_dir(folder).with_context(failed)?;
+    entries
+        .map(|entry| Ok(entry.with_context(failed)?.path()))
+        .collect()
 }
 
 /// File with the id of a new run until its first checkpoint. Without it a run killed between

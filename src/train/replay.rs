@@ -92,7 +92,8 @@ pub fn verify(
         let found = published
             .into_iter()
             .rev()
-            .find(|found| (1..=steps).all(|k| has(found.step + k)))
+            .filter(|found| (1..=steps).all(|k| has(found.step + k)))
+            .find(|found| !found.has_weights_only())
             .ok_or_else(|| {
                 Problems::one(
                     "--verify-resume",

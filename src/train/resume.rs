@@ -35,10 +35,11 @@ pub fn find(m: &Manifest, named: Option<&Path>) -> Result<Option<CheckpointFolde
     };
     let published = checkpoint::published(&checkpoints)?;
     let name = named.file_name().unwrap_or_default();
-    let names: Vec<String> = published
-        .iter()
-        .map(|found| checkpoint::name(found.step))
-        .collect();
+    let describe = |found: &CheckpointFolder| {
+        let weights = if found.has_weights_only() { " (weights only)" } else { "" };
+        checkpoint::name(found.step) + weights
+    };
+    let names: Vec<String> = published.iter().map(describe).collect();
     let found = published
         .into_iter()
         .find(|found| found.folder.file_name() == Some(name));
@@ -62,7 +63,7 @@ pub fn continue_mixture(
     now: &[DataId],
 ) -> Result<MixturePlan> {
     let Some(found) = found else { return Ok(MixturePlan::from_data(&m.data, m.train.samples)) };
-    let opened = Checkpoint::open(&found.folder).map_err(|error| name_older(error, found))?;
+    let opened = Checkpoint::open(&found.folder).map_err(|error| name_other(error, found))?;
     let state = opened.index.state;
     if state.imported.is_some() && state.data.is_empty() {
         // Another trainer read the samples so far: its order is that of the manifest's datasets,
@@ -122,7 +123,7 @@ pub fn resume(
     engine.store().cast_master_to_model();
     let held = rank.gather(&checkpoint::replica_digests(engine))?;
     let arrived = if rank.is_first() { checkpoint::verify(&checkpoint, &held) } else { Ok(()) };
-    rank.agree(arrived.map_err(|error| name_older(error, found)))?;
+    rank.agree(arrived.map_err(|error| name_other(error, found)))?;
     let state = checkpoint.index.state.clone();
     let Progress { step, consumed_samples } = state.progress;
     tracing::info!(
@@ -190,7 +191,7 @@ fn load(
     data: &[DataId],
     engine: &Engine,
 ) -> Result<(Checkpoint, Vec<SettingChange>)> {
-    let checkpoint = Checkpoint::open(&found.folder).map_err(|error| name_older(error, found))?;
+    let checkpoint = Checkpoint::open(&found.folder).map_err(|error| name_other(error, found))?;
     let changes = compare_settings(&checkpoint.index, found, loaded, data)?;
     let import = checkpoint.index.is_import();
     let before = &checkpoint.index.optimizer.rule;
@@ -207,7 +208,7 @@ fn load(
     } else {
         checkpoint::read_into(&checkpoint, engine)
     };
-    read.map_err(|error| name_older(error, found))?;
+    read.map_err(|error| name_other(error, found))?;
     if let Some(line) = checkpoint::exchange_restarts(&checkpoint, engine) {
         tracing::info!("{line}");
     }
@@ -232,16 +233,14 @@ fn compare_settings(
 /// Fails if the run has trained longer than the manifest asks for.
 pub fn check_length(found: &CheckpointFolder, loaded: &Loaded, data: &[DataId]) -> Result<()> {
     let m = &loaded.manifest;
-    let index = Index::read(&found.folder).map_err(|error| name_older(error, found))?;
+    let index = Index::read(&found.folder).map_err(|error| name_other(error, found))?;
     let Progress { step, consumed_samples } = index.progress;
     if consumed_samples <= m.train.samples || index.is_import() {
         return Ok(());
     }
     compare_settings(&index, found, loaded, data)?; // another batch makes another number of steps
     let asked = m.batch.ramp().steps(m.train.samples);
-    let earlier = saved_checkpoints(found)
-        .into_iter()
-        .rfind(|other| other.step <= asked && other.step > 0);
+    let earlier = find_whole(found, |step| step <= asked && step > 0);
     let back = earlier.map_or(String::new(), |other| {
         let name = checkpoint::name(other.step);
         format!(", or go back, which sets newer checkpoints aside: --resume-from {name}")
@@ -256,7 +255,7 @@ pub fn check_length(found: &CheckpointFolder, loaded: &Loaded, data: &[DataId]) 
 
 /// Whether the run has no remaining steps after a checkpoint. Fails if it would be a different run.
 pub fn is_complete(found: &CheckpointFolder, loaded: &Loaded, data: &[DataId]) -> Result<bool> {
-    let index = Index::read(&found.folder).map_err(|error| name_older(error, found))?;
+    let index = Index::read(&found.folder).map_err(|error| name_other(error, found))?;
     let m = &loaded.manifest;
     let consumed = index.progress.consumed_samples;
     let next = m.step_samples().after(consumed);
@@ -301,25 +300,27 @@ fn check_optimizer(
     }
 }
 
-/// Checkpoints of the same run, oldest first.
-fn saved_checkpoints(found: &CheckpointFolder) -> Vec<CheckpointFolder> {
-    match found.folder.parent() {
-        Some(folder) => checkpoint::published(folder).unwrap_or_default(),
-        None => Vec::new(),
-    }
+/// Newest checkpoint of the same run from which it can continue and whose step `is_wanted`.
+fn find_whole(
+    found: &CheckpointFolder,
+    is_wanted: impl Fn(u64) -> bool,
+) -> Option<CheckpointFolder> {
+    checkpoint::find_whole(found.folder.parent()?, is_wanted)
+        .ok()
+        .flatten()
 }
 
-/// Adds the name of an older checkpoint that could be used. It is never chosen silently.
-fn name_older(error: anyhow::Error, found: &CheckpointFolder) -> anyhow::Error {
-    let older = saved_checkpoints(found)
-        .into_iter()
-        .rfind(|other| other.step < found.step);
-    let remedy = match older {
-        Some(older) => {
-            let name = checkpoint::name(older.step);
-            format!("to continue from an older checkpoint: --resume-from {name}")
+/// Adds the name of another checkpoint that could be used: an older one, or a newer one if there is none.
+/// It is never chosen silently.
+fn name_other(error: anyhow::Error, found: &CheckpointFolder) -> anyhow::Error {
+    let older = find_whole(found, |step| step < found.step).map(|older| ("an older", older));
+    let other = older.or_else(|| Some(("a newer", find_whole(found, |step| step > found.step)?)));
+    let remedy = match other {
+        Some((age, other)) => {
+            let name = checkpoint::name(other.step);
+            format!("to continue from {age} checkpoint: --resume-from {name}")
         }
-        None => "there is no older checkpoint".to_string(),
+        None => "there is no other checkpoint to continue from".to_string(),
     };
     error.context(format!("cannot continue from step {}; {remedy}", found.step))
 }

@@ -22,9 +22,7 @@ pub fn load(
     let Progress { step: at, consumed_samples } = run.progress;
     rank.set_phase("going back to a checkpoint");
     let found = rank.on_first(|| {
-        Ok(checkpoint::published(&saving::folder(m))?
-            .into_iter()
-            .rfind(|found| found.step + rule.roll_back <= at))
+        checkpoint::find_whole(&saving::folder(m), |step| step + rule.roll_back <= at)
     })?;
     let global = run.next_batch();
     let from = consumed_samples + rule.roll_back * global;

@@ -310,7 +310,7 @@ fn an_interrupted_copy_goes_on_where_it_was() {
         place.copy(&from, &SentFiles::default(), &|| true).unwrap();
     }
     place
-        .prune(Keep { last: Some(1), every: Some(4), read: None })
+        .prune(Keep { last: Some(1), every: Some(4), ..Keep::default() })
         .unwrap();
     assert_eq!((place.steps().unwrap(), steps(&to)), (vec![8, 9], vec![8, 9]));
     assert_eq!(place.go_back(8).unwrap(), [9]);

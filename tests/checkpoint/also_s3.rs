@@ -4,8 +4,8 @@ use super::also::steps;
 use crate::common::binary::{Done, Lab, run_args};
 use crate::common::s3::{BUCKET, FAULTS, Fault, Proxy, Server, settings};
 use crate::common::saved::Saved;
-use gptrain::checkpoint::Keep;
 use gptrain::checkpoint::place::{CopyResult, Place, SentFiles};
+use gptrain::checkpoint::{Index, Keep};
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -215,7 +215,15 @@ fn a_file_of_several_parts_is_whole_or_sent_again() {
     let from = Saved::tiny(6).write(&bench.folder.path().join("from"));
     copy(&direct, &from).unwrap();
     direct
-        .prune(Keep { last: Some(1), every: None, read: None })
+        .prune(Keep { last: Some(1), weights_every: Some(5), ..Keep::default() })
+        .unwrap();
+    assert_eq!(direct.steps().unwrap(), [5, 6]);
+    let fetched = place(bench.server.port, "0/step-00000005")
+        .fetch(&bench.folder.path().join("weights"))
+        .unwrap();
+    assert!(Index::read(&fetched.folder).unwrap().weights_only);
+    direct
+        .prune(Keep { last: Some(1), ..Keep::default() })
         .unwrap();
     assert_eq!(direct.steps().unwrap(), [6]);
     let left = |step: u64| {

@@ -4,26 +4,28 @@
 use crate::common::binary::{Done, Lab};
 use crate::common::saved::Saved;
 use gptrain::checkpoint::disk::{Call, Disk, Fault};
-use gptrain::checkpoint::{Keep, clean, latest, prune, save, write_hint};
+use gptrain::checkpoint::place::Place;
+use gptrain::checkpoint::{Keep, clean, latest, save, write_hint};
 use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
-const KEEP: Keep = Keep { last: Some(2), every: None, read: None };
+const KEEP: Keep = Keep { last: Some(2), every: None, weights_every: None, read: None };
 
 /// Calls of the writer for one save.
-fn save_all(disk: &Disk, folder: &Path, what: &Saved) -> anyhow::Result<()> {
+fn save_all(disk: &Arc<Disk>, folder: &Path, what: &Saved) -> anyhow::Result<()> {
     save(disk, folder, &what.shares(), &what.state)?;
     write_hint(disk, folder, what.state.progress.step)?;
-    prune(disk, folder, KEEP)
+    Place::on(disk.clone(), folder).prune(KEEP)
 }
 
 /// A folder with checkpoints of these steps.
 fn with(steps: &[u64]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let disk = Disk::default();
+    let disk = Arc::new(Disk::default());
     steps
         .iter()
         .for_each(|step| save_all(&disk, folder.path(), &Saved::tiny(*step)).unwrap());
@@ -33,7 +35,7 @@ fn with(steps: &[u64]) -> tempfile::TempDir {
 /// All calls of a save of step 5 into a folder like this.
 fn calls(steps: &[u64]) -> Vec<Call> {
     let folder = with(steps);
-    let disk = Disk::failing(Fault::None);
+    let disk = Arc::new(Disk::failing(Fault::None));
     save_all(&disk, folder.path(), &Saved::tiny(5)).unwrap();
     disk.calls()
 }
@@ -72,7 +74,7 @@ fn crash_everywhere(steps: &[u64]) {
         let folder = folder.path();
         let before = latest(folder).unwrap().unwrap();
         let old_bits = Saved::read(&before.folder);
-        let disk = Disk::failing(Fault::Crash { at });
+        let disk = Arc::new(Disk::failing(Fault::Crash { at }));
         // Step 5 again, with other values than an existing step 5.
         let mut fresh = Saved::tiny(5);
         fresh.tensor("matrix").kept[0][3] = 77.0;
@@ -96,7 +98,7 @@ fn crash_everywhere(steps: &[u64]) {
         }
         // The next start cleans up, and the next save succeeds.
         clean(&Disk::default(), folder).unwrap();
-        save_all(&Disk::default(), folder, &Saved::tiny(6)).unwrap();
+        save_all(&Arc::default(), folder, &Saved::tiny(6)).unwrap();
         assert!(Saved::tiny(6).is_in(&latest(folder).unwrap().unwrap().folder));
         let left = fs::read_dir(folder)
             .unwrap()
@@ -128,7 +130,7 @@ fn an_error_of_any_call_is_told_and_older_checkpoints_stay() {
         for at in 0..count {
             let folder = with(&[3, 4]);
             let folder = folder.path();
-            let disk = Disk::failing(Fault::Error { at, errno: errno.raw_os_error() });
+            let disk = Arc::new(Disk::failing(Fault::Error { at, errno: errno.raw_os_error() }));
             let error = save_all(&disk, folder, &Saved::tiny(5)).expect_err("it failed");
             let (told, call) = (format!("{error:#}"), disk.calls()[at].clone());
             assert!(told.contains(words), "{call:?}: {told}");
@@ -162,7 +164,7 @@ fn signals_and_short_writes_change_nothing() {
     let interrupted = (0..count).map(|at| Fault::Error { at, errno: Errno::INTR.raw_os_error() });
     for fault in interrupted.chain([Fault::Short]) {
         let folder = with(&[3, 4]);
-        let disk = Disk::failing(fault);
+        let disk = Arc::new(Disk::failing(fault));
         save_all(&disk, folder.path(), &Saved::tiny(5)).unwrap();
         assert!(Saved::tiny(5).is_in(&latest(folder.path()).unwrap().unwrap().folder), "{fault:?}");
         assert!(disk.calls().len() > count, "{fault:?}: one call again, or in parts");
@@ -175,7 +177,7 @@ fn a_folder_without_room_is_refused_before_anything_is_written() {
     let mut shares = saved.shares();
     shares[1].slice.size = [1, 1 << 50]; // the check comes before the values are looked at
     let folder = tempfile::tempdir().unwrap();
-    let disk = Disk::failing(Fault::None);
+    let disk = Arc::new(Disk::failing(Fault::None));
     let error = save(&disk, folder.path(), &shares, &saved.state).unwrap_err();
     assert!(format!("{error:#}").contains("no space left"), "{error:#}");
     assert_eq!(disk.calls(), []);

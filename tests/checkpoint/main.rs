@@ -13,6 +13,7 @@
 //! | `spikes` | loss spikes: skips and rollbacks, on every grid and after every resume |
 //! | `slices` | slices of many ranks are one tensor; any rectangle of it can be read |
 //! | `faults` | saves that fail at every system call |
+//! | `weights_only` | old checkpoints reduced to their weights, also when the machine dies meanwhile |
 //! | `also` | copies in a second folder: complete or absent, and resumed from |
 //! | `also_s3` | copies in S3, on a third-party server, with faults of the network |
 //! | `secrets` | credentials of a store's URL are in no message and no file |
@@ -84,3 +85,4 @@ mod spikes;
 mod storage;
 mod tokenizers;
 mod torch;
+mod weights_only;

@@ -15,20 +15,20 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::Duration;
 
-const KEEP: Keep = Keep { last: Some(2), every: None, read: None };
+const KEEP: Keep = Keep { last: Some(2), every: None, weights_every: None, read: None };
 
 /// A run's folder with checkpoints of steps 3 and 4 (or 4 and 5).
 fn run(steps: [u64; 2]) -> (tempfile::TempDir, Arc<Storage>) {
     let folder = tempfile::tempdir().unwrap();
     let storage = Storage::new(folder.path(), Duration::from_secs(3600));
     for step in steps {
-        save(&Disk::default(), &storage, folder.path(), &Saved::tiny(step)).unwrap();
+        save(&Arc::default(), &storage, folder.path(), &Saved::tiny(step)).unwrap();
     }
     (folder, storage)
 }
 
 /// A save as a run's threads make it.
-fn save(disk: &Disk, storage: &Storage, run: &Path, what: &Saved) -> anyhow::Result<()> {
+fn save(disk: &Arc<Disk>, storage: &Storage, run: &Path, what: &Saved) -> anyhow::Result<()> {
     let (step, shares) = (what.state.progress.step, what.shares());
     let fresh = temporary_folder(&run.join("checkpoints"), step);
     retry::begin(disk, storage, &fresh, step, 1)?;
@@ -42,7 +42,7 @@ fn save(disk: &Disk, storage: &Storage, run: &Path, what: &Saved) -> anyhow::Res
 fn an_error_that_passes_at_any_call_leaves_a_whole_checkpoint() {
     for steps in [[3, 4], [4, 5]] {
         let (folder, storage) = run(steps);
-        let all = Disk::failing(Fault::None);
+        let all = Arc::new(Disk::failing(Fault::None));
         save(&all, &storage, folder.path(), &Saved::tiny(5)).unwrap();
         let count = all.calls().len();
         assert!(count > 15, "{count} calls");
@@ -50,7 +50,7 @@ fn an_error_that_passes_at_any_call_leaves_a_whole_checkpoint() {
             let (folder, storage) = run(steps);
             let mut what = Saved::tiny(5);
             what.tensor("matrix").kept[0][3] = 77.0;
-            let disk = Disk::failing(Fault::Error { at, errno: errno.raw_os_error() });
+            let disk = Arc::new(Disk::failing(Fault::Error { at, errno: errno.raw_os_error() }));
             save(&disk, &storage, folder.path(), &what).unwrap();
             let call = &disk.calls()[at];
             let checkpoints = folder.path().join("checkpoints");
@@ -69,7 +69,7 @@ fn an_error_that_passes_at_any_call_leaves_a_whole_checkpoint() {
 #[test]
 fn a_checkpoint_is_published_once() {
     let (folder, storage) = run([3, 4]);
-    let (what, disk) = (Saved::tiny(5), Disk::default());
+    let (what, disk) = (Saved::tiny(5), Arc::new(Disk::default()));
     let fresh = temporary_folder(&folder.path().join("checkpoints"), 5);
     retry::begin(&disk, &storage, &fresh, 5, 1).unwrap();
     let shares = what.shares();

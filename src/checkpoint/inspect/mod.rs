@@ -56,6 +56,8 @@ pub struct Overview {
     pub parameters: u64,
     pub bytes: u64,
     pub shards: usize,
+    /// Whether the optimizer's states were removed.
+    pub weights_only: bool,
     pub live_dtype: String,
     pub seed: u64,
     pub data_seed: u64,
@@ -147,6 +149,7 @@ fn overview(checkpoint: &Checkpoint) -> Overview {
         parameters: index.tensors.iter().map(|t| t.numel() as u64).sum(),
         bytes: index.shards.iter().map(|shard| shard.bytes).sum(),
         shards: index.shards.len(),
+        weights_only: index.weights_only,
         live_dtype: index.tensors.first().map_or(String::new(), |t| {
             t.states
                 .get(MODEL)

@@ -59,7 +59,8 @@ impl Inspection {
         }
         let weights = format!("{} parameters, trained in {}", Count(o.parameters), o.live_dtype);
         facts.push(("weights", weights));
-        facts.push(("files", format!("{} shards, {}", o.shards, Bytes(o.bytes))));
+        let of = if o.weights_only { " of the weights only" } else { "" };
+        facts.push(("files", format!("{} shards, {}{of}", o.shards, Bytes(o.bytes))));
         facts.push(("seeds", format!("weights and dropout {}, data {}", o.seed, o.data_seed)));
         for id in &o.data {
             let bytes = Bytes(id.token_bytes);

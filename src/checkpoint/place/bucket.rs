@@ -270,6 +270,10 @@ impl Store for BucketStore {
         Ok(is_digest(put.e_tag.as_deref(), &digest))
     }
 
+    fn remove_file(&self, file: &str) -> Result<()> {
+        self.ask(file, self.store.delete(&self.path(file)))
+    }
+
     /// Removes the index first, because a checkpoint without an index is not a checkpoint.
     fn remove(&self, folder: &str) -> Result<()> {
         let mut files = self.files(folder)?;

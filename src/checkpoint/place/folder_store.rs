@@ -13,6 +13,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Part of the name of a checkpoint that is being removed.
+const REMOVED: &str = ".tmp-removed-";
+
 /// Bytes per write.
 const BUFFER: usize = 4 << 20;
 
@@ -90,26 +93,41 @@ impl Store for FolderStore {
 
     /// Always returns false: the contents of a folder are read back.
     fn write(&self, file: &str, bytes: u64, next: Next) -> Result<bool> {
-        self.make(&self.root)?;
         let path = self.root.join(file);
-        if path.exists() {
-            self.disk.remove_file(&path)?;
+        let folder = path.parent().context("a file of a place is in a folder")?;
+        self.make(folder)?;
+        let temporary = self.root.join(format!("{file}.tmp"));
+        if temporary.exists() {
+            self.disk.remove_file(&temporary)?; // left by a killed process
         }
-        let file = self.disk.create(&path)?;
+        let file = self.disk.create(&temporary)?;
         let mut at = 0;
         while at < bytes {
             let part = next(BUFFER)?;
-            self.disk.write_at(&path, &file, &part, at)?;
+            self.disk.write_at(&temporary, &file, &part, at)?;
             at += part.len() as u64;
         }
-        self.disk.sync(&path, &file)?;
+        self.disk.sync(&temporary, &file)?;
+        self.disk.rename(&temporary, &path)?;
+        self.disk.sync_folder(folder)?;
         Ok(false)
     }
 
+    /// Renames it before it is deleted, so that a partly deleted one is not mistaken for a checkpoint.
     fn remove(&self, folder: &str) -> Result<()> {
-        let away = self.root.join(format!("{folder}.tmp-removed-{}", nonce()));
+        let away = self.root.join(format!("{folder}{REMOVED}{}", nonce()));
         self.disk.rename(&self.root.join(folder), &away)?;
         self.disk.remove_folder(&away)
+    }
+
+    fn remove_leftovers(&self) -> Result<()> {
+        let names = self.folders()?;
+        let mut removed = names.iter().filter(|name| name.contains(REMOVED));
+        removed.try_for_each(|name| self.disk.remove_folder(&self.root.join(name)))
+    }
+
+    fn remove_file(&self, file: &str) -> Result<()> {
+        self.disk.remove_file(&self.root.join(file))
     }
 
     fn set_aside(&self, step: u64) -> Result<()> {

@@ -25,13 +25,16 @@ pub use fetch::Fetched;
 pub use send::{CopyResult, SentFiles};
 
 use super::disk::Disk;
-use super::folder::{self, Keep};
+use super::folder::{self, Keep, Kept};
 use super::index::{self, Index, Shard};
 use anyhow::{Context, Result, bail};
 use base::{Problems, in_order};
 use digest_range::DigestRange;
+use engine::MASTER;
 use manifest::place::PlaceUrl;
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -83,10 +86,16 @@ trait Store: Send + Sync {
     /// Length of a file; None if it does not exist.
     fn bytes(&self, file: &str) -> Result<Option<u64>>;
     fn read(&self, file: &str, range: Range<u64>) -> Result<Vec<u8>>;
-    /// Creates a file of `bytes` bytes. `next` returns the requested number of bytes, fewer at the
-    /// end. Returns whether the store's own digest proves the contents.
+    /// Creates or replaces a file of `bytes` bytes: readers find the old one or the whole new one. `next`
+    /// returns the requested number of bytes, fewer at the end. Returns whether the store's own digest
+    /// proves the contents.
     fn write(&self, file: &str, bytes: u64, next: Next) -> Result<bool>;
     fn remove(&self, folder: &str) -> Result<()>;
+    /// Removes what failed removals have left.
+    fn remove_leftovers(&self) -> Result<()> {
+        Ok(())
+    }
+    fn remove_file(&self, file: &str) -> Result<()>;
     /// Invalidates a checkpoint, but keeps its files.
     fn set_aside(&self, step: u64) -> Result<()>;
     /// Folder in which the files of a checkpoint are written until `publish`.
@@ -215,14 +224,70 @@ impl Place {
         Ok(later)
     }
 
-    /// Removes the checkpoints that need not be kept, like `folder::prune`.
+    /// Removes what need not be kept of the checkpoints.
     pub fn prune(&self, keep: Keep) -> Result<()> {
         if keep.last.is_none() {
             return Ok(());
         }
-        let old = folder::find_outdated(&self.steps()?, keep);
-        old.iter()
-            .try_for_each(|step| self.store.remove(&folder::name(*step)))
+        self.store.remove_leftovers()?;
+        let decided = keep.decide(&self.steps()?);
+        decided
+            .into_iter()
+            .try_for_each(|(step, kept)| self.reduce(step, kept))
+    }
+
+    /// Removes what is not kept of a checkpoint. At every moment it is a whole checkpoint, one of weights
+    /// only, or none: a removal takes its name or its index first; without the optimizer's states its
+    /// index is replaced first, and the next call removes files that a killed process has left.
+    pub fn reduce(&self, step: u64, kept: Kept) -> Result<()> {
+        let name = folder::name(step);
+        match kept {
+            Kept::Whole => Ok(()),
+            Kept::Nothing => self.store.remove(&name),
+            Kept::Weights => {
+                let states = self.state_files(step)?;
+                if states.is_empty() {
+                    return Ok(());
+                }
+                let text = self
+                    .index(step)?
+                    .with_context(|| format!("{name} has no index"))?;
+                let index = Index::parse(&text).with_context(|| format!("{}/{name}", self.url))?;
+                if !index.weights_only {
+                    let text = index.without_states().text()?;
+                    self.write_small(&index_name(&name), text.as_bytes())?;
+                }
+                states
+                    .keys()
+                    .try_for_each(|file| self.store.remove_file(&format!("{name}/{file}")))
+            }
+        }
+    }
+
+    /// Files of a checkpoint's optimizer states, with their lengths.
+    pub fn state_files(&self, step: u64) -> Result<BTreeMap<String, u64>> {
+        let mut files = self.store.files(&folder::name(step))?;
+        files.retain(|file, _| {
+            let state = file.strip_suffix(index::SHARD_END);
+            state.is_some_and(|state| !state.starts_with(MASTER))
+        });
+        Ok(files)
+    }
+
+    /// Copies a file that is not part of a checkpoint, and may grow meanwhile: its bytes up to its present
+    /// length.
+    pub fn copy_file(&self, from: &Path, to: &str) -> Result<()> {
+        let failed = || format!("cannot read {}", from.display());
+        let mut file = File::open(from).with_context(failed)?;
+        let bytes = file.metadata().with_context(failed)?.len();
+        let mut left = bytes;
+        self.store.write(to, bytes, &mut |most| {
+            let mut part = vec![0; left.min(most as u64) as usize];
+            file.read_exact(&mut part).with_context(failed)?;
+            left -= part.len() as u64;
+            Ok(part)
+        })?;
+        Ok(())
     }
 
     /// Reads a small file; None if it does not exist.

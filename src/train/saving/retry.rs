@@ -4,9 +4,11 @@
 use super::super::last_checkpoint;
 use anyhow::Result;
 use checkpoint::disk::Disk;
+use checkpoint::place::Place;
 use checkpoint::{self, Keep, Share, State, WrittenPart};
 use launch::storage::Storage;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Creates the folder, if there is space for `bytes`.
 pub fn begin(disk: &Disk, storage: &Storage, staging: &Path, step: u64, bytes: u64) -> Result<()> {
@@ -31,9 +33,9 @@ pub fn write_part(
     })
 }
 
-/// Writes the index, renames the folder, then removes checkpoints beyond those to keep.
+/// Writes the index, renames the folder, then removes what need not be kept of older checkpoints.
 pub fn publish(
-    disk: &Disk,
+    disk: &Arc<Disk>,
     storage: &Storage,
     staging: &Path,
     parts: Vec<WrittenPart>,
@@ -55,7 +57,7 @@ pub fn publish(
         checkpoints
             .parent()
             .map_or(Ok(()), |run| last_checkpoint::note(run, step))?;
-        checkpoint::prune(disk, checkpoints, keep)
+        Place::on(disk.clone(), checkpoints).prune(keep)
     })?;
     Ok(folder)
 }

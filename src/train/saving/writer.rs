@@ -66,13 +66,13 @@ pub fn start(
     storage: Arc<Storage>,
     mirror: Option<Arc<MirrorQueue>>,
 ) -> anyhow::Result<Writer> {
-    let keep = Keep { last: m.checkpoint.keep_last, every: m.checkpoint.keep_every, read: None };
+    let keep = Keep::from(&m.checkpoint);
     // Each save in flight has three jobs: its folder, a part and its publication.
     let room = 3 * m.checkpoint.in_flight.max(1);
     let rank_span = tracing::error_span!(parent: None, "rank", rank);
     Worker::start("checkpoints", room, move |job| {
         let _rank = rank_span.enter();
-        let disk = Disk::default();
+        let disk = Arc::new(Disk::default());
         Some(match job {
             Job::Begin { staging, step, bytes } => {
                 Done::Begun(retry::begin(&disk, &storage, &staging, step, bytes))
@@ -100,7 +100,7 @@ pub fn start(
 }
 
 impl Publish {
-    fn run(self, disk: &Disk, storage: &Storage, keep: Keep) -> anyhow::Result<Published> {
+    fn run(self, disk: &Arc<Disk>, storage: &Storage, keep: Keep) -> anyhow::Result<Published> {
         let Publish { staging, parts, record, state, begun, stall } = self;
         // A run that resumes from this step does not repeat it: its record is on disk first.
         let recorded = record.map_or(Ok(()), |record| record.wait());
