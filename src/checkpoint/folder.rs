@@ -155,7 +155,7 @@ impl From<&manifest::Checkpoint> for Keep {
     }
 }
 
-/// What is kept of a checkpoint.
+/// Part of a checkpoint that is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
     Whole,
@@ -165,7 +165,7 @@ pub enum Kept {
 }
 
 impl Keep {
-    /// What is kept of the checkpoints of ascending `steps`.
+    /// Decides for each checkpoint of ascending `steps`.
     pub fn decide(self, steps: &[u64]) -> Vec<(u64, Kept)> {
         let newest = self.last.unwrap_or(usize::MAX).max(1);
         let old = steps.len().saturating_sub(newest);

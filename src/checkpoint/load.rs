@@ -36,7 +36,7 @@ pub fn read_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Pro
     ensure_input!(
         !index.weights_only,
         "{}: its optimizer's states were removed (checkpoint.keep_weights_every): give --reset-optimizer to \
-         go on from its weights with new states",
+         continue from its weights with new states",
         checkpoint.folder.display()
     );
     ensure_sound(checkpoint, &validate::readable(index, store.model(), engine.rule()))?;

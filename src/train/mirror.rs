@@ -12,10 +12,11 @@ use manifest::Manifest;
 use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// Time limits for the last upload, of a complete run and of one that continues later.
 const COMPLETE_TIMEOUT: Duration = Duration::from_secs(600);
@@ -45,8 +46,8 @@ pub struct MirrorQueue {
     run: String,
     folder: PathBuf,
     keep: Keep,
-    /// Length and time of change of each log file when it was last copied.
-    logs: Mutex<BTreeMap<PathBuf, (u64, SystemTime)>>,
+    /// Length and time of change (seconds, nanoseconds) of each log file when it was last copied.
+    logs: Mutex<BTreeMap<PathBuf, (u64, i64, i64)>>,
     state: Mutex<QueueState>,
     changed: Condvar,
 }
@@ -267,7 +268,7 @@ impl MirrorQueue {
         let mut copied = self.logs.lock();
         for file in list_logs(&self.folder)? {
             let about = file.metadata()?;
-            let now = (about.len(), about.modified()?);
+            let now = (about.len(), about.mtime(), about.mtime_nsec());
             if copied.get(&file) != Some(&now) {
                 let name = file.strip_prefix(&self.folder)?.display();
                 self.place.copy_file(&file, &format!("{LOGS}/{name}"))?;

@@ -150,7 +150,7 @@ fn a_universal_folder_is_read_by_another_reader() {
     assert_eq!(fs::read_dir(zero).unwrap().count(), original.tensors.len() + 1);
 }
 
-/// Of 32 samples, 16 are in four steps of 4 and 16 in two of 8.
+/// The 32 samples are four steps of 4 and two of 8.
 #[test]
 fn a_warm_up_of_length_is_said_as_deepspeeds_block() {
     let lab = BLOOM.lab();

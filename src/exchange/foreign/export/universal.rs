@@ -179,9 +179,10 @@ fn notes(m: &Manifest) -> Vec<String> {
     if let Some(LengthRampUp { start, increment, samples }) = m.batch.length_ramp_up {
         let steps = m.batch.ramp().steps(samples);
         let most = m.model.seq_len;
+        let block = Dialect::HuggingFace.name("batch.length_ramp_up");
         notes.push(format!(
             "the warm-up of the samples' length is DeepSpeed's configuration, not part of such a folder: \
-             \"curriculum_learning\": {{\"enabled\": true, \"curriculum_type\": \"seqlen\", \
+             \"{block}\": {{\"enabled\": true, \"curriculum_type\": \"seqlen\", \
              \"min_difficulty\": {start}, \"max_difficulty\": {most}, \"schedule_type\": \"fixed_linear\", \
              \"schedule_config\": {{\"total_curriculum_step\": {steps}, \"difficulty_step\": {increment}}}}}"
         ));
