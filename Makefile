@@ -12,7 +12,7 @@ ifdef SM70
 export SM70
 endif
 
-.PHONY: run quick build kernels s3-server test lint dependencies book bench-cpu gpu-binaries test-gpu bench-gpu gpu-hour release wheel help
+.PHONY: run quick build kernels s3-server test lint dependencies book bench-cpu gpu-binaries test-gpu bench-gpu cpu-hour gpu-hour release wheel help
 
 run: quick
 	$(QUICK) run manifests/quickstart.yaml --minutes 0.75
@@ -101,6 +101,10 @@ test-gpu: gpu-hour
 bench-gpu: gpu-hour
 	target/gpu-hour/gpu_hour.sh train peers
 
+# The same on a machine with many cores; `make gpu-hour` packs it for one without Rust.
+cpu-hour: gpu-hour
+	target/gpu-hour/gpu_hour.sh cpu cores
+
 # Archive for a GPU machine without Rust, and its folder, target/gpu-hour.
 gpu-hour:
 	benches/gpu_hour.sh pack
@@ -128,5 +132,6 @@ help:
 	@echo "make SM70=1    build with kernels for the V100 too (f32, fp16), by CUDA 12 or NVRTC from PyPI"
 	@echo "make test-gpu  all ops on a GPU against the CPU"
 	@echo "make bench-gpu training speed on a GPU, against PyTorch (PYTHON with torch)"
+	@echo "make cpu-hour  training speed on a processor with many cores, against PyTorch"
 	@echo "make wheel     that binary as a Python wheel"
 	@echo "make release   the binary for any Linux with glibc 2.28 or newer"

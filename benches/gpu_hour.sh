@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# First hour on a real GPU, in steps of at most eight minutes.
+# First hour on a real GPU, or on a processor with many cores, in steps of at most eight minutes.
 #
 #   benches/gpu_hour.sh pack            needs Rust: writes target/gpu-hour and its .tar.xz for the GPU's machine
 #   gpu-hour/gpu_hour.sh STEP...        on that machine, in the unpacked folder: after each step it writes
@@ -25,6 +25,12 @@
 #   more        steps of 8 micro-batches, in fp8 (also with fast sums), with wgmma in ping-pong
 #   nccl        ranks of a grid on one GPU, by NCCL 2.30.3 or newer: two, then four, then graphs
 #
+# Steps for a machine with many cores, which `all` does not run:
+#   cpu         processors and memory, copies and products; training steps on all cores in f32 and bf16,
+#               PyTorch beside
+#   cores       the same steps on 1, 2, 4, … cores, then on all cores of each NUMA node at once; each op's
+#               share of what registers and memory reach
+#
 # The archive does not contain NCCL, whose wheel has 252 MB. PyTorch's NCCL is used; PyTorch 2.15 has 2.30.7.
 # With an older NCCL the table of `nccl` is one line.
 # Tables, logs, runs and the cache of algorithms are in work/ beside the script.
@@ -35,6 +41,7 @@
 # the software stand-in, which is slow.
 set -euo pipefail
 STEPS="machine ops attention products errors train llama profile run peers offload more nccl"
+CPU_STEPS="cpu cores"
 here=$(dirname "$(readlink -f "$0")")
 
 pack() {
@@ -55,7 +62,7 @@ pack() {
 results() { # folder
     {
         printf '\n## First hour on a GPU (%s)\n' "$(date -u +%F)"
-        for step in $STEPS; do
+        for step in $STEPS $CPU_STEPS; do
             [ -e "$1/$step.txt" ] || continue
             printf '\n`gpu_hour.sh %s`:\n```\n' "$step"
             cat "$1/$step.txt"
@@ -361,6 +368,42 @@ peers() {
     done
 }
 
+# Cores, counted once where each has two threads.
+cores_here() { lscpu -p=CORE,SOCKET | grep -v '^#' | sort -u | wc -l; }
+
+cpu() {
+    say "$(lscpu | grep -E '^(Model name|Socket|Core|Thread|NUMA|L2|L3)' | tr -s ' ')"
+    say "$(free -g | sed -n 2p)"
+    ! command -v numactl >/dev/null || say "$(numactl -H)"
+    table bin/gptrain bench manifests/quickstart.yaml --quick --set train.device=cpu
+    for precision in f32 bf16; do
+        TORCH_BENCH=benches/torch_gpt2_bench.py \
+            table bin/bench_train --precision $precision --threads "$(cores_here)" --only "${SHAPE:-}"
+    done
+}
+
+cores() {
+    local all node n=1
+    all=$(cores_here)
+    while [ "$n" -le "$all" ]; do
+        say "$n threads"
+        PYTHON=false table bin/bench_train --threads "$n" --rounds 1 --only "${SHAPE:-GPT-2 124M}"
+        n=$((2 * n))
+    done
+    local nodes=(/sys/devices/system/node/node[0-9]*)
+    if command -v numactl >/dev/null && [ ${#nodes[@]} -gt 1 ]; then
+        say "all ${#nodes[@]} NUMA nodes at once, a process each"
+        for node in "${nodes[@]##*node}"; do
+            PYTHON=false table numactl --cpunodebind="$node" --membind="$node" bin/bench_train --rounds 1 \
+                --threads $((all / ${#nodes[@]})) --only "${SHAPE:-GPT-2 124M}" &
+        done
+        wait
+    fi
+    for precision in f32 bf16; do
+        table bin/bench_ops cpu gpt2 $precision
+    done
+}
+
 # Records clock, power, temperature and memory of the GPU each second.
 watch_gpu() { # file
     command -v nvidia-smi >/dev/null || return 0
@@ -418,7 +461,7 @@ print(":".join(found for folder in folders for found in sorted(glob.glob(folder 
     export GPTRAIN_CUDA_LIBRARIES=${GPTRAIN_CUDA_LIBRARIES:-$wheels}
     failed=0
     for step in ${*/#all/$STEPS}; do
-        [[ " $STEPS " == *" $step "* ]] || { echo "no step $step: $STEPS" >&2; exit 2; }
+        [[ " $STEPS $CPU_STEPS " == *" $step "* ]] || { echo "no step $step: $STEPS $CPU_STEPS" >&2; exit 2; }
         limit=$(step_limit)
         [ "$limit" -gt 0 ] || { failed=1; echo "== $step: not started, the $BUDGET s of BUDGET are over"; continue; }
         code=0

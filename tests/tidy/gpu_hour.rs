@@ -100,6 +100,25 @@ fn the_hour_starts_from_anywhere_and_returns_one_file() {
     }
 }
 
+/// Every number of threads up to the cores, and the peer on all of them.
+#[test]
+fn the_steps_of_a_processor_cover_its_cores() {
+    let hour = Hour::new();
+    let script = hour.path("target/gpu-hour/gpu_hour.sh");
+    let output = hour.run("", &script, &["cpu", "cores"], &[]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}");
+    for words in [
+        "bench_train --threads 1 --rounds 1",
+        "bench_train --precision bf16 --threads",
+        "bench_ops cpu gpt2 f32",
+        "Model name",
+    ] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert_eq!(hour.run("", &script, &["cpus"], &[]).status.code(), Some(2));
+}
+
 /// The archive is there after a step that fails, with the tables of the steps before.
 #[test]
 fn a_failed_step_of_the_hour_is_returned_too() {
@@ -141,12 +160,12 @@ fn the_hour_keeps_its_budget() {
 #[test]
 fn every_step_of_the_hour_is_described() {
     let script = fs::read_to_string("benches/gpu_hour.sh").unwrap();
-    let steps = script
-        .lines()
-        .find_map(|line| line.strip_prefix("STEPS=\""))
-        .unwrap();
-    let steps: Vec<&str> = steps.trim_end_matches('"').split(' ').collect();
-    assert!(steps.len() > 10, "{steps:?}");
+    let names = |list: &str| {
+        let list = script.lines().find_map(|line| line.strip_prefix(list));
+        list.unwrap().trim_matches(['=', '"']).split(' ')
+    };
+    let steps: Vec<&str> = names("STEPS").chain(names("CPU_STEPS")).collect();
+    assert!(steps.len() > 12, "{steps:?}");
     for step in steps {
         assert!(script.contains(&format!("\n{step}() {{\n")), "{step}");
         assert!(script.contains(&format!("\n#   {step} ")), "{step}");
