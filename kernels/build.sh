@@ -1,6 +1,7 @@
 #!/bin/sh
 # Compiles kernels/*.cu into OUT/*.fatbin: machine code for sm_80, sm_90a and sm_100, and PTX for later
-# GPUs. Prints nothing and does nothing if they are up to date.
+# GPUs. The PTX of which the machine code is made stays in OUT/*.80.ptx and OUT/*.90a.ptx, which the tests
+# execute (tests/ptx). Prints nothing and does nothing if they are up to date.
 #   kernels/build.sh OUT             exit code 3 without nvcc
 #   kernels/build.sh OUT --install   without nvcc, installs the compiler from PyPI in .toolchain/cuda
 #   kernels/build.sh OUT --compiler  only installs the compiler
@@ -57,18 +58,23 @@ stale_sources() {
 # shellcheck disable=SC2016
 stale_sources | xargs -r -d "\n" ls -S |
     nvcc="$nvcc" out="$out" smaller="$smaller" common="$common" xargs -r -d "\n" -n 1 -P "$(nproc)" sh -euc '
-    fatbin="$out/$(basename "$1" .cu).fatbin"
+    name=$(basename "$1" .cu)
+    fatbin="$out/$name.fatbin"
+    mkdir -p "$fatbin.$$.parts"
     "$nvcc" -std=c++17 -O3 -fatbin -Werror all-warnings -Xptxas -warn-spills --threads 0 $smaller \
+        --keep --keep-dir "$fatbin.$$.parts" \
         -gencode arch=compute_80,code=[sm_80,compute_80] \
         -gencode arch=compute_90a,code=sm_90a \
         -gencode arch=compute_100,code=sm_100 \
-        -o "$fatbin.$$" "$1" 2>"$fatbin.$$.log" || { cat "$fatbin.$$.log" >&2; exit 1; }
+        -o "$fatbin.$$" "$1" 2>"$fatbin.$$.log" || { cat "$fatbin.$$.log" >&2; rm -r "$fatbin.$$.parts"; exit 1; }
     cat "$fatbin.$$.log" >&2
     if grep -q -e C7508 -e C7510 "$fatbin.$$.log"; then
         echo "$1: ptxas serializes wgmma or ignores setmaxnreg" >&2
         exit 1
     fi
     rm "$fatbin.$$.log"
+    for arch in 80 90a; do mv "$fatbin.$$.parts/$name.compute_$arch.ptx" "$out/$name.$arch.ptx"; done
+    rm -r "$fatbin.$$.parts"
     mv "$fatbin.$$" "$fatbin"
     { cat "$1"; echo "$common"; } | sha256sum >"$fatbin.made-of"' compile
 

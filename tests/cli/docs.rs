@@ -132,6 +132,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("cluster.md", "srun --kill-on-bad-exit=0 gptrain run", "tests/cluster/restart.rs"),
     ("development.md", "GPTRAIN_ATTACK_SECONDS", "CI runs it"),
     ("development.md", "GPTRAIN_EVERY_FAULT=1", "the suite runs a part of it"),
+    ("development.md", "GPTRAIN_EVERY_PTX=1", "the suite runs a part of it"),
     ("development.md", "mkdir -p fuzz", "nightly"),
     ("estimate.md", "gptrain tune", "minutes of eight ranks: tests/cli/tune.rs"),
     ("gpu.md", "make test-gpu", "a GPU"),
