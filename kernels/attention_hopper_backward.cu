@@ -11,10 +11,28 @@
 // Whether dropout removed this probability, which is marked by the sign.
 __device__ __forceinline__ bool taken(float p) { return __float_as_uint(p) >> 31; }
 
-// Gradient of a score from its probability p and the gradient dp of p; `kept` is dropout's factor.
-__device__ __forceinline__ float slope_of(float p, float dp, float kept, float delta, float scale) {
-    return scale * p * fmaf(dp, kept, -delta);
+// Gradient of a product from its probability p and the gradient dp of p. `factor` is the scale of
+// scores, times dropout's factor; `delta` is scaled.
+__device__ __forceinline__ float slope_of(float p, float dp, float factor, float delta) {
+    return p * fmaf(dp, factor, -delta);
 }
+
+// Packs the gradients of products. Without dropout no element pays for it: the branch is uniform.
+template <int N, class Delta>
+__device__ __forceinline__ void pack_slopes(uint32_t (&packed)[N / 16][4], const Attention& a, const float (&p)[N / 8][4],
+                                            const float (&dp)[N / 8][4], Delta delta) {
+    if (a.drop.bound) {
+        float kept = a.scale * a.drop.kept;
+        pack_some<N>(packed, [&](int n, int i) {
+            return slope_of(fabsf(p[n][i]), dp[n][i], taken(p[n][i]) ? 0.0f : kept, delta(n, i));
+        });
+    } else {
+        pack_some<N>(packed, [&](int n, int i) { return slope_of(p[n][i], dp[n][i], a.scale, delta(n, i)); });
+    }
+}
+
+// Two neighbours, the first at an even place, by one load.
+__device__ __forceinline__ float2 pair_at(const float* from) { return *reinterpret_cast<const float2*>(from); }
 
 // Barriers of a block's own tiles, which are loaded once, and of the streamed tiles, which are reused.
 struct Barriers {
@@ -39,7 +57,8 @@ template <int D> struct BackwardKeys {
     using Passing = Tile<D, N>;
 
     // Stage of N streamed queries: values per query; lse in powers of two, infinite where a query sees
-    // no key. `all`: every query sees all keys of the block. `first` is negative after the last stage.
+    // no key; delta times the scale of scores. `all`: every query sees all keys of the block. `first` is
+    // negative after the last stage.
     struct alignas(16) Queries {
         float lse[N], delta[N];
         int2 sees[N];
@@ -96,7 +115,7 @@ template <int D> struct BackwardKeys {
                 int at = lane + 32 * i;
                 uint64_t place = head.place(query + at < seq ? query + at : 0);
                 to.lse[at] = sees[i].x < sees[i].y ? a.lse[place] * LOG2E : INFINITY;
-                to.delta[at] = a.delta[place];
+                to.delta[at] = a.delta[place] * a.scale;
                 to.sees[at] = sees[i];
             }
             if (lane == 0) {
@@ -136,7 +155,13 @@ template <int D> struct BackwardKeys {
                     int2 sees = queries.sees[column + at];
                     if (here < sees.x || here >= sees.y) x = -INFINITY;
                 });
-            each_of<N>(s, half, [&](int at, float& x) { x = exp2_fast(fmaf(x, scale, -queries.lse[column + at])); });
+#pragma unroll
+            for (int n = 0; n < N / 8; n++) {
+                float2 lse = pair_at(queries.lse + column + 8 * n);
+                float &low = s[n][2 * half], &high = s[n][2 * half + 1];
+                low = exp2_fast(fmaf(low, scale, -lse.x));
+                high = exp2_fast(fmaf(high, scale, -lse.y));
+            }
             if (head.a.drop.bound) {
                 uint64_t dropped = run_row(head.a.drop);
                 uint32_t bits = 0;
@@ -167,14 +192,17 @@ template <int D> struct BackwardKeys {
             ask_rows<D, B, N>(dp, v, own, dys);
             wgmma_wait<1>(s);
             probabilities(head, passing, s, first + row);
-            float kept = a.drop.bound ? a.drop.kept : 1;
-            pack_some<N>(left, [&](int n, int i) { return taken(s[n][i]) ? 0.0f : s[n][i] * kept; });
+            if (a.drop.bound)
+                pack_some<N>(left, [&](int n, int i) { return taken(s[n][i]) ? 0.0f : s[n][i] * a.drop.kept; });
+            else
+                pack_some<N>(left, [&](int n, int i) { return s[n][i]; });
             ask_columns<D, N>(dv, left, dys);
             wgmma_wait<1>(dp);
-            pack_some<N>(left_slope, [&](int n, int i) {
-                float delta = passing.delta[8 * n + threadIdx.x % 4 * 2 + i % 2];
-                return slope_of(fabsf(s[n][i]), dp[n][i], taken(s[n][i]) ? 0.0f : kept, delta, a.scale);
-            });
+            auto delta = [&](int n, int i) {
+                float2 pair = pair_at(passing.delta + threadIdx.x % 4 * 2 + 8 * n);
+                return i % 2 ? pair.y : pair.x;
+            };
+            pack_slopes<N>(left_slope, a, s, dp, delta);
             ask_columns<D, N>(dk, left_slope, qs);
             wgmma_wait<0>(dv);
             hold(dk);
@@ -250,11 +278,10 @@ template <int D> struct BackwardQueries {
             uint64_t place = head.place(query < a.seq ? query : 0);
             int2 sees = seen[row + 8 * half];
             lse[half] = sees.x < sees.y ? a.lse[place] * LOG2E : INFINITY; // infinite if all keys are masked
-            delta[half] = a.delta[place];
+            delta[half] = a.delta[place] * a.scale;
         }
         float dq[Own::WIDTH / 8][4] = {}, s[N / 8][4], dp[N / 8][4];
         uint32_t left[N / 16][4];
-        float kept = a.drop.bound ? a.drop.kept : 1;
         barrier_wait(&barriers->own, 0);
         Turn turn;
         for (int key = extent.first / N * N; key < extent.last; key += N, turn.next()) {
@@ -266,9 +293,7 @@ template <int D> struct BackwardQueries {
             bool all = key >= extent.full_first && key + N <= extent.full_last;
             probabilities(head, s, lse, seen + row, first + row, key, all);
             wgmma_wait<0>(dp);
-            pack_some<N>(left, [&](int n, int i) {
-                return slope_of(fabsf(s[n][i]), dp[n][i], taken(s[n][i]) ? 0.0f : kept, delta[i / 2], a.scale);
-            });
+            pack_slopes<N>(left, a, s, dp, [&](int, int i) { return delta[i / 2]; });
             ask_columns<D, N>(dq, left, ks);
             wgmma_wait<0>(dq);
             if (thread % 32 == 0) barrier_arrive(&barriers->free[turn.stage]);
