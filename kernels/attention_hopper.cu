@@ -9,41 +9,6 @@
 // Bytes moved are those of attention_mma.cu with B = 128.
 #include "attention_hopper.cuh"
 
-// Online softmax of two rows, row and row + 8. Scores are products that are not yet scaled.
-struct Softmax {
-    float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {};
-
-    // Turns scores into probabilities (after dropout) relative to the new maximum; `shrink` is the
-    // factor that rescales earlier sums to it.
-    template <int N>
-    __device__ __forceinline__ void take(const Head<bf16>& head, float (&s)[N / 8][4], float (&shrink)[2],
-                                         const int2* seen, int row, int key, bool all) {
-        int column = key + threadIdx.x % 4 * 2;
-        float scale = head.a.scale * LOG2E;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int query = row + 8 * half;
-            mask<N>(head, s, half, query, column, all, seen[8 * half]);
-            float top = maximum[half];
-            each_of<N>(s, half, [&](int, float& x) { top = fmaxf(top, x); });
-            top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-            float base = top == -INFINITY ? 0.0f : top * scale, total = 0;
-            each_of<N>(s, half, [&](int, float& x) {
-                x = exp2_fast(fmaf(x, scale, -base));
-                total += x;
-            });
-            shrink[half] = exp2_fast(fmaf(maximum[half], scale, -base));
-            maximum[half] = top;
-            sum[half] = fmaf(sum[half], shrink[half], total);
-            if (head.a.drop.bound) {
-                uint32_t bits = dropped_keys<N>(head, run_row(head.a.drop), query, column);
-                each_of<N>(s, half, [&](int at, float& x) { x = has(bits, at) ? 0.0f : x * head.a.drop.kept; });
-            }
-        }
-    }
-};
-
 template <int D> struct Forward {
     static constexpr int B = 64 * MULTIPLIERS, N = D <= 128 ? 128 : 64;
     using Queries = Tile<D, B>;
@@ -136,7 +101,7 @@ template <int D> struct Forward {
             give_turn(ping_pong, group, false);
             wgmma_wait<0>(s);
             free(&barriers->k_free[next.stage]);
-            softmax.template take<N>(head, s, shrink, seen + row, first + row, key, all(key));
+            softmax.take<N>(head, s, shrink, seen + row, first + row, key, all(key));
             pack_some<N>(p, [&](int n, int i) { return s[n][i]; });
             for (key += N; key < extent.last; key += N) {
                 next.next();
@@ -146,14 +111,11 @@ template <int D> struct Forward {
                 give_turn(ping_pong, group, false);
                 wgmma_wait<1>(s);
                 free(&barriers->k_free[next.stage]);
-                softmax.template take<N>(head, s, shrink, seen + row, first + row, key, all(key));
+                bool moved = softmax.take<N>(head, s, shrink, seen + row, first + row, key, all(key));
                 wgmma_wait<0>(y);
                 free(&barriers->v_free[now.stage]);
                 now.next();
-#pragma unroll
-                for (int n = 0; n < Keys::WIDTH / 8; n++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++) y[n][i] *= shrink[i / 2];
+                if (moved) Softmax::rescale(y, shrink);
                 pack_some<N>(p, [&](int n, int i) { return s[n][i]; });
             }
             take_turn(ping_pong, group, false);
@@ -161,25 +123,7 @@ template <int D> struct Forward {
             give_turn(ping_pong, group, true);
             wgmma_wait<0>(y);
         }
-        finish(head, softmax, y, first, row);
-    }
-
-    __device__ __forceinline__ void finish(const Head<bf16>& head, const Softmax& softmax, float (&y)[Keys::WIDTH / 8][4], int first, int row) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float total = softmax.sum[half];
-            total += __shfl_xor_sync(~0u, total, 1);
-            total += __shfl_xor_sync(~0u, total, 2);
-            float factor = total == 0 ? 0.0f : 1 / total;
-#pragma unroll
-            for (int n = 0; n < Keys::WIDTH / 8; n++) {
-                y[n][2 * half] *= factor;
-                y[n][2 * half + 1] *= factor;
-            }
-            int query = first + row + 8 * half;
-            if (threadIdx.x % 4 == 0 && query < (int)head.a.seq)
-                head.a.lse[head.place(query)] = softmax.maximum[half] * head.a.scale + logf(total);
-        }
+        softmax.finish(head, y, first + row);
         bf16* to = static_cast<bf16*>(head.a.y) + head.out();
         save<D, B>(y, q, row / 16 * 16, to, head.out_stride(), first, head.a.seq);
     }

@@ -10,7 +10,7 @@
 // 80 is padded with zeros to 96). Each row of a piece has 128 (64) bytes, swizzled: bits 4-6 (4-5) of an
 // address are XORed with bits 7-9 (7-8), so that eight rows are in different banks.
 #pragma once
-#include "attention.cuh"
+#include "attention_tile.cuh"
 #include "hopper.cuh"
 
 inline constexpr int GROUP = 128;     // threads of a warpgroup
@@ -73,50 +73,6 @@ struct Turn {
         parity ^= stage == 0;
     }
 };
-
-// Calls `body(at, x)` for the thread's numbers of its row (half 0, or 1: eight rows below), `at` columns
-// after its first.
-template <int N, class Body> __device__ __forceinline__ void each_of(float (&s)[N / 8][4], int half, Body body) {
-#pragma unroll
-    for (int n = 0; n < N / 8; n++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) body(8 * n + i, s[n][2 * half + i]);
-}
-
-// Bit mask of the thread's numbers of a row that dropout removes. All words are drawn before any is
-// used, since registers are the bottleneck.
-template <int N>
-__device__ __forceinline__ uint32_t dropped_keys(const Head<bf16>& head, uint64_t dropped, int query, int column) {
-    const DropoutMask& drop = head.a.drop;
-    uint32_t bits = 0;
-#pragma unroll 2
-    for (int n = 0; n < N / 8; n++) {
-        uint32_t key = column + 8 * n; // even
-        uint4 words = philox(drop.key, dropped + head.row + query, head.a.first_head + head.head, key / 4);
-        uint32_t low = key % 4 ? words.z : words.x, high = key % 4 ? words.w : words.y;
-        bits |= ((low < drop.bound ? 1u : 0u) | (high < drop.bound ? 2u : 0u)) << 2 * n;
-    }
-    return bits;
-}
-
-// Whether the mask has the number `at` columns after the first.
-__device__ __forceinline__ bool has(uint32_t bits, int at) { return bits >> (at / 8 * 2 + at % 2) & 1; }
-
-// Masks a row of a query's scores, which are not yet scaled: adds ALiBi's distances, and sets invisible
-// keys to −∞. `column` is the thread's first key.
-template <int N>
-__device__ __forceinline__ void mask(const Head<bf16>& head, float (&s)[N / 8][4], int half, int query, int column, bool all, const int2& seen) {
-    if (head.slope != 0) {
-        float ratio = head.slope / head.a.scale, first = ratio * (column - query);
-        each_of<N>(s, half, [&](int at, float& x) { x += fmaf(ratio, (float)at, first); });
-    }
-    if (!all) {
-        int first = seen.x - column, last = seen.y - column;
-        each_of<N>(s, half, [&](int at, float& x) {
-            if (at < first || at >= last) x = -INFINITY;
-        });
-    }
-}
 
 // Packs a result's numbers `of(n, i)` as the left operand of the next product.
 template <int N, class Of> __device__ __forceinline__ void pack_some(uint32_t (&p)[N / 16][4], Of of) {

@@ -8,14 +8,6 @@
 // Bytes moved are those of attention_mma.cu with B = 128.
 #include "attention_hopper.cuh"
 
-// Whether dropout removed this probability, which is marked by the sign.
-__device__ __forceinline__ bool taken(float p) { return __float_as_uint(p) >> 31; }
-
-// Gradient of a score from its probability p and the gradient dp of p; `kept` is dropout's factor.
-__device__ __forceinline__ float slope_of(float p, float dp, float kept, float delta, float scale) {
-    return scale * p * fmaf(dp, kept, -delta);
-}
-
 // Barriers of a block's own tiles, which are loaded once, and of the streamed tiles, which are reused.
 struct Barriers {
     uint64_t own, full[STAGES], free[STAGES];
@@ -38,11 +30,10 @@ template <int D> struct BackwardKeys {
     using Own = Tile<D, B>;
     using Passing = Tile<D, N>;
 
-    // Stage of N streamed queries: values per query; lse in powers of two, infinite where a query sees
-    // no key. `all`: every query sees all keys of the block. `first` is negative after the last stage.
+    // Stage of N streamed queries. `all`: every query sees all keys of the block. `first` is negative
+    // after the last stage.
     struct alignas(16) Queries {
-        float lse[N], delta[N];
-        int2 sees[N];
+        QueryTile<N> tile;
         int first, all;
         uint32_t head;
     };
@@ -95,9 +86,7 @@ template <int D> struct BackwardKeys {
             for (int i = 0; i < N / 32; i++) {
                 int at = lane + 32 * i;
                 uint64_t place = head.place(query + at < seq ? query + at : 0);
-                to.lse[at] = sees[i].x < sees[i].y ? a.lse[place] * LOG2E : INFINITY;
-                to.delta[at] = a.delta[place];
-                to.sees[at] = sees[i];
+                to.tile.put(at, a.lse[place], a.delta[place], a.scale, sees[i]);
             }
             if (lane == 0) {
                 to.first = query;
@@ -120,36 +109,6 @@ template <int D> struct BackwardKeys {
         }
     }
 
-    // Turns scores into probabilities; dropped ones become negative (or -0).
-    __device__ __forceinline__ void probabilities(const Head<bf16>& head, const Queries& queries, float (&s)[N / 8][4], int key) {
-        int column = threadIdx.x % 4 * 2, query = queries.first + column;
-        float scale = head.a.scale * LOG2E;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int here = key + 8 * half;
-            if (head.slope != 0) {
-                float ratio = head.slope / head.a.scale, first = ratio * (here - query);
-                each_of<N>(s, half, [&](int at, float& x) { x += fmaf(-ratio, (float)at, first); });
-            }
-            if (!queries.all)
-                each_of<N>(s, half, [&](int at, float& x) {
-                    int2 sees = queries.sees[column + at];
-                    if (here < sees.x || here >= sees.y) x = -INFINITY;
-                });
-            each_of<N>(s, half, [&](int at, float& x) { x = exp2_fast(fmaf(x, scale, -queries.lse[column + at])); });
-            if (head.a.drop.bound) {
-                uint64_t dropped = run_row(head.a.drop);
-                uint32_t bits = 0;
-#pragma unroll 2
-                for (int i = 0; i < N / 4; i++)
-                    bits |= (head.kept(dropped, query + i / 2 * 8 + i % 2, here) == 0 ? 1u : 0u) << i;
-                each_of<N>(s, half, [&](int at, float& x) {
-                    if (has(bits, at)) x = -x;
-                });
-            }
-        }
-    }
-
     __device__ __forceinline__ void multiply(Head<bf16>& head, int first) {
         const Attention& a = head.a;
         int group = threadIdx.x / GROUP - 1, thread = threadIdx.x % GROUP;
@@ -166,15 +125,15 @@ template <int D> struct BackwardKeys {
             ask_rows<D, B, N>(s, k, own, qs);
             ask_rows<D, B, N>(dp, v, own, dys);
             wgmma_wait<1>(s);
-            probabilities(head, passing, s, first + row);
-            float kept = a.drop.bound ? a.drop.kept : 1;
-            pack_some<N>(left, [&](int n, int i) { return taken(s[n][i]) ? 0.0f : s[n][i] * kept; });
+            probabilities_of_keys<N>(head, passing.tile, s, first + row, passing.first, passing.all);
+            if (a.drop.bound)
+                pack_some<N>(left, [&](int n, int i) { return taken(s[n][i]) ? 0.0f : s[n][i] * a.drop.kept; });
+            else
+                pack_some<N>(left, [&](int n, int i) { return s[n][i]; });
             ask_columns<D, N>(dv, left, dys);
             wgmma_wait<1>(dp);
-            pack_some<N>(left_slope, [&](int n, int i) {
-                float delta = passing.delta[8 * n + threadIdx.x % 4 * 2 + i % 2];
-                return slope_of(fabsf(s[n][i]), dp[n][i], taken(s[n][i]) ? 0.0f : kept, delta, a.scale);
-            });
+            slopes<N>(a, s, dp, [&](int n, int i) { return passing.tile.delta_of(n, i); });
+            pack_some<N>(left_slope, [&](int n, int i) { return dp[n][i]; });
             ask_columns<D, N>(dk, left_slope, qs);
             wgmma_wait<0>(dv);
             hold(dk);
@@ -221,24 +180,6 @@ template <int D> struct BackwardQueries {
         }
     }
 
-    // Turns scores into probabilities; dropped ones become negative (or -0).
-    __device__ __forceinline__ void probabilities(const Head<bf16>& head, float (&s)[N / 8][4], const float (&lse)[2], const int2* seen, int row, int key, bool all) {
-        int column = key + threadIdx.x % 4 * 2;
-        float scale = head.a.scale * LOG2E;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int query = row + 8 * half;
-            mask<N>(head, s, half, query, column, all, seen[8 * half]);
-            each_of<N>(s, half, [&](int, float& x) { x = exp2_fast(fmaf(x, scale, -lse[half])); });
-            if (head.a.drop.bound) {
-                uint32_t bits = dropped_keys<N>(head, run_row(head.a.drop), query, column);
-                each_of<N>(s, half, [&](int at, float& x) {
-                    if (has(bits, at)) x = -x;
-                });
-            }
-        }
-    }
-
     __device__ __forceinline__ void multiply(const Head<bf16>& head, int first, const Extent& extent) {
         const Attention& a = head.a;
         int group = threadIdx.x / GROUP - 1, thread = threadIdx.x % GROUP;
@@ -250,11 +191,10 @@ template <int D> struct BackwardQueries {
             uint64_t place = head.place(query < a.seq ? query : 0);
             int2 sees = seen[row + 8 * half];
             lse[half] = sees.x < sees.y ? a.lse[place] * LOG2E : INFINITY; // infinite if all keys are masked
-            delta[half] = a.delta[place];
+            delta[half] = a.delta[place] * a.scale;
         }
         float dq[Own::WIDTH / 8][4] = {}, s[N / 8][4], dp[N / 8][4];
         uint32_t left[N / 16][4];
-        float kept = a.drop.bound ? a.drop.kept : 1;
         barrier_wait(&barriers->own, 0);
         Turn turn;
         for (int key = extent.first / N * N; key < extent.last; key += N, turn.next()) {
@@ -264,11 +204,10 @@ template <int D> struct BackwardQueries {
             ask_rows<D, B, N>(dp, dy, own, vs);
             wgmma_wait<1>(s);
             bool all = key >= extent.full_first && key + N <= extent.full_last;
-            probabilities(head, s, lse, seen + row, first + row, key, all);
+            probabilities_of_queries<N>(head, s, lse, seen + row, first + row, key, all);
             wgmma_wait<0>(dp);
-            pack_some<N>(left, [&](int n, int i) {
-                return slope_of(fabsf(s[n][i]), dp[n][i], taken(s[n][i]) ? 0.0f : kept, delta[i / 2], a.scale);
-            });
+            slopes<N>(a, s, dp, [&](int, int i) { return delta[i / 2]; });
+            pack_some<N>(left, [&](int n, int i) { return dp[n][i]; });
             ask_columns<D, N>(dq, left, ks);
             wgmma_wait<0>(dq);
             if (thread % 32 == 0) barrier_arrive(&barriers->free[turn.stage]);

@@ -16,12 +16,12 @@
 // (lse). From a T of a few hundred on, arithmetic is the bottleneck: 2·T²·d forward and 7/2 of it
 // backward.
 //
-// In f16, with a loss scale L, two intermediate results are rounded to f16: probabilities, at most 1 /
+// In f16, with a loss scale L, two intermediate results are rounded to f16: probabilities, at most 256 /
 // (1 − dropout), and gradients of scores, scaled by L like dy. Such a gradient is p·(dp − delta) / √d
 // with |dp| up to |dy|·|v|, divided before it is rounded. It exceeds 65504 only if |dy| is within a
 // factor |v| / √d of that; then it is infinite, dq and dk are not finite, and the step is skipped as for
 // any overflow. Scores, dp, delta, lse and all sums are f32 and have its range.
-#include "attention.cuh"
+#include "attention_tile.cuh"
 
 constexpr int WARPS = 4;
 constexpr int MMA_THREADS = 32 * WARPS;
@@ -126,64 +126,6 @@ __device__ __forceinline__ void save(const float (&x)[D / 8][4], T* shared, T* t
     }
 }
 
-// Dropout's factors of keys `key` (even) and `key` + 1.
-template <class T>
-__device__ __forceinline__ void kept_pair(const Head<T>& head, uint64_t dropped, int query, int key, float (&kept)[2]) {
-    const DropoutMask& drop = head.a.drop;
-    uint4 words = philox(drop.key, dropped + head.row + query, head.a.first_head + head.head, key / 4);
-    uint32_t low = key % 4 ? words.z : words.x, high = key % 4 ? words.w : words.y;
-    kept[0] = low < drop.bound ? 0.0f : drop.kept;
-    kept[1] = high < drop.bound ? 0.0f : drop.kept;
-}
-
-// Online softmax over one tile of keys: turns scores in `s` into probabilities (after dropout) and
-// rescales y to the new maximum.
-template <int N, int D, class T>
-__device__ __forceinline__ void soften(const Head<T>& head, float (&s)[N / 8][4], float (&y)[D / 8][4],
-                                       float (&maximum)[2], float (&sum)[2], const int2 (&sees)[2], int row,
-                                       int key, bool all, uint64_t dropped) {
-    int column = key + threadIdx.x % 4 * 2;
-    float scale = head.a.scale * LOG2E, slope = head.slope * LOG2E;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int query = row + 8 * half;
-        float top = maximum[half];
-#pragma unroll
-        for (int n = 0; n < N / 8; n++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                int at = column + 8 * n + i;
-                float x = s[n][2 * half + i] * scale;
-                x = fmaf(slope, (float)(at - query), x);
-                if (!all && (at < sees[half].x || at >= sees[half].y)) x = -INFINITY;
-                s[n][2 * half + i] = x;
-                top = fmaxf(top, x);
-            }
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-        float base = top == -INFINITY ? 0.0f : top;
-        float shrink = exp2_fast(maximum[half] - base), total = 0;
-#pragma unroll
-        for (int n = 0; n < N / 8; n++) {
-            float kept[2] = {1, 1};
-            if (head.a.drop.bound) kept_pair(head, dropped, query, column + 8 * n, kept);
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                float p = exp2_fast(s[n][2 * half + i] - base);
-                total += p;
-                s[n][2 * half + i] = p * kept[i];
-            }
-        }
-        maximum[half] = top;
-        sum[half] = fmaf(sum[half], shrink, total);
-#pragma unroll
-        for (int n = 0; n < D / 8; n++) {
-            y[n][2 * half] *= shrink;
-            y[n][2 * half + 1] *= shrink;
-        }
-    }
-}
-
 // Whether any of a warp's 16·M queries sees a key of first .. last.
 template <int M> __device__ __forceinline__ bool sees_some(const int2* sees, int first, int last) {
     return __any_sync(~0u, meets(sees[threadIdx.x % (16 * M)], first, last));
@@ -198,7 +140,6 @@ template <class T, int D> __device__ void forward_mma(const Attention& a) {
     int2* seen = reinterpret_cast<int2*>(v + N * LD);
     int* bounds = reinterpret_cast<int*>(seen + B);
     Head<T> head(a);
-    uint64_t dropped = run_row(a.drop);
     int seq = a.seq, d = a.d, stride = head.qkv_stride();
     // The last tiles of a causal mask have the most keys: they start first.
     int first = (gridDim.x - 1 - blockIdx.x) * B;
@@ -210,9 +151,8 @@ template <class T, int D> __device__ void forward_mma(const Attention& a) {
     copy_commit();
 
     int own = 16 * M * (threadIdx.x / 32), row = own + threadIdx.x % 32 / 4;
-    float y[M][D / 8][4] = {}, maximum[M][2], sum[M][2] = {};
-#pragma unroll
-    for (int m = 0; m < M; m++) maximum[m][0] = maximum[m][1] = -INFINITY;
+    float y[M][D / 8][4] = {};
+    Softmax softmax[M];
     for (; key < extent.last; key += N) {
         copy_wait<0>();
         __syncthreads(); // k has arrived; all warps have read v
@@ -230,8 +170,9 @@ template <class T, int D> __device__ void forward_mma(const Attention& a) {
 #pragma unroll
         for (int m = 0; m < M; m++) {
             int at = row + 16 * m;
-            int2 sees[2] = {seen[at], seen[at + 8]};
-            soften<N, D>(head, s[m], y[m], maximum[m], sum[m], sees, first + at, key, all, dropped);
+            float shrink[2];
+            if (softmax[m].template take<N>(head, s[m], shrink, seen + at, first + at, key, all))
+                Softmax::rescale(y[m], shrink);
         }
         multiply_columns<D, M, N>(y, s, v);
     }
@@ -239,37 +180,25 @@ template <class T, int D> __device__ void forward_mma(const Attention& a) {
     __syncthreads();
 #pragma unroll
     for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float total = sum[m][half];
-            total += __shfl_xor_sync(~0u, total, 1);
-            total += __shfl_xor_sync(~0u, total, 2);
-            float factor = total == 0 ? 0.0f : 1 / total;
-#pragma unroll
-            for (int n = 0; n < D / 8; n++) {
-                y[m][n][2 * half] *= factor;
-                y[m][n][2 * half + 1] *= factor;
-            }
-            int query = first + row + 16 * m + 8 * half;
-            if (threadIdx.x % 4 == 0 && query < seq)
-                a.lse[head.place(query)] = LN2 * maximum[m][half] + logf(total);
-        }
+        softmax[m].finish(head, y[m], first + row + 16 * m);
         T* to = static_cast<T*>(a.y) + head.out();
         int at = own + 16 * m;
         save<D>(y[m], q + at * LD, to, head.out_stride(), first + at, seq, d);
     }
 }
 
-// Computes p (after dropout) and the gradient of a product from the product and the gradient of p.
-__device__ __forceinline__ void slope_of(const Attention& a, float& s, float& dp, bool seen, float bias, float lse, float delta, float kept) {
-    float p = seen ? exp2_fast(fmaf(s, a.scale * LOG2E, bias) - lse) : 0.0f;
-    s = p * kept;
-    dp = seen ? a.scale * p * (dp * kept - delta) : 0.0f;
+// Applies dropout to probabilities whose sign marks the dropped ones.
+template <int N> __device__ __forceinline__ void apply_dropout(const DropoutMask& drop, float (&p)[N / 8][4]) {
+    if (drop.bound == 0) return;
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) p[n][i] = taken(p[n][i]) ? 0.0f : p[n][i] * drop.kept;
 }
 
 // Per-query values that forward stored, and the keys that the query sees.
 struct Row {
-    float lse, delta; // lse in powers of two
+    float lse, delta;
     int2 sees;
 };
 
@@ -290,9 +219,8 @@ template <class T, int D> __device__ void backward_kv_mma(const Attention& a) {
     T* v = k + B * LD;
     T* q = v + B * LD; // two stages: one is multiplied, one is in flight
     T* dy = q + 2 * Q * LD;
-    Row* rows = reinterpret_cast<Row*>(dy + 2 * Q * LD);
+    QueryTile<Q>* tiles = reinterpret_cast<QueryTile<Q>*>(dy + 2 * Q * LD);
     Head<T> next(a, blockIdx.y * a.serves);
-    uint64_t dropped = run_row(a.drop);
     int seq = a.seq, d = a.d, key = blockIdx.x * B, own = 16 * M * (threadIdx.x / 32);
     const T* qkv = static_cast<const T*>(a.qkv);
     const T* dys = static_cast<const T*>(a.dy);
@@ -316,15 +244,13 @@ template <class T, int D> __device__ void backward_kv_mma(const Attention& a) {
     };
     fetch_queries(0);
     float dk[M][D / 8][4] = {}, dv[M][D / 8][4] = {};
-    int at = key + own + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+    int at = key + own + threadIdx.x % 32 / 4;
     for (int stage = 0; next_query < last; stage ^= 1) {
         Head<T> head = next;
         int query = next_query;
-        Row* tile = rows + stage * Q;
-        if (threadIdx.x < Q) {
-            int2 sees = head.within(query + threadIdx.x, row.sees);
-            tile[threadIdx.x] = {row.lse * LOG2E, row.delta, sees};
-        }
+        QueryTile<Q>& tile = tiles[stage];
+        if (threadIdx.x < Q)
+            tile.put(threadIdx.x, row.lse, row.delta, a.scale, head.within(query + threadIdx.x, row.sees));
         copy_wait<0>();
         __syncthreads(); // this tile has arrived; all warps have read the one before
         next_query += Q;
@@ -334,7 +260,7 @@ template <class T, int D> __device__ void backward_kv_mma(const Attention& a) {
         }
         fetch_queries(stage ^ 1);
 
-        int2 sees = tile[threadIdx.x % Q].sees;
+        int2 sees = tile.sees[threadIdx.x % Q];
         int from = key + own, to = from + 16 * M;
         if (!__any_sync(~0u, meets(sees, from, to))) continue;
         bool all = __all_sync(~0u, covers(sees, from, to));
@@ -343,17 +269,11 @@ template <class T, int D> __device__ void backward_kv_mma(const Attention& a) {
         multiply_rows<D, M, Q>(s, k, own, qs);
         multiply_rows<D, M, Q>(dp, v, own, ds);
 #pragma unroll
-        for (int n = 0; n < Q / 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4 * M; i++) {
-                int place = 8 * n + column + i % 2, here = at + i / 2 * 8;
-                Row row = tile[place];
-                float kept = head.kept(dropped, query + place, here);
-                float bias = head.slope * LOG2E * (here - query - place);
-                bool seen = all || (here >= row.sees.x && here < row.sees.y);
-                float &own_s = s[i / 4][n][i % 4], &own_dp = dp[i / 4][n][i % 4];
-                slope_of(a, own_s, own_dp, seen, bias, row.lse, row.delta, kept);
-            }
+        for (int m = 0; m < M; m++) {
+            probabilities_of_keys<Q>(head, tile, s[m], at + 16 * m, query, all);
+            slopes<Q>(a, s[m], dp[m], [&](int n, int i) { return tile.delta_of(n, i); });
+            apply_dropout<Q>(a.drop, s[m]);
+        }
         multiply_columns<D, M, Q>(dv, s, ds);
         multiply_columns<D, M, Q>(dk, dp, qs);
     }
@@ -378,7 +298,6 @@ template <class T, int D> __device__ void backward_q_mma(const Attention& a) {
     int2* seen = reinterpret_cast<int2*>(v + 2 * N * LD);
     int* bounds = reinterpret_cast<int*>(seen + B);
     Head<T> head(a);
-    uint64_t dropped = run_row(a.drop);
     int seq = a.seq, d = a.d, first = (gridDim.x - 1 - blockIdx.x) * B, stride = head.qkv_stride();
     const T* qkv = static_cast<const T*>(a.qkv);
     fetch<B, D>(q, qkv + head.qkv(0), stride, first, seq, d);
@@ -394,15 +313,16 @@ template <class T, int D> __device__ void backward_q_mma(const Attention& a) {
     int key = extent.first / N * N;
     fetch_keys(key, 0);
     int own = 16 * M * (threadIdx.x / 32);
-    int row = own + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-    // Values of rows row + 8·j.
+    int row = own + threadIdx.x % 32 / 4;
+    // Values of rows row + 8·j, as a QueryTile has them.
     float lse[2 * M], delta[2 * M], dq[M][D / 8][4] = {};
 #pragma unroll
     for (int j = 0; j < 2 * M; j++) {
         int query = first + row + 8 * j;
         uint64_t place = head.place(query < seq ? query : 0);
-        lse[j] = a.lse[place] * LOG2E;
-        delta[j] = a.delta[place];
+        int2 sees = seen[row + 8 * j];
+        lse[j] = sees.x < sees.y ? a.lse[place] * LOG2E : INFINITY;
+        delta[j] = a.delta[place] * a.scale;
     }
     for (int stage = 0; key < extent.last; key += N, stage ^= 1) {
         copy_wait<0>();
@@ -413,22 +333,12 @@ template <class T, int D> __device__ void backward_q_mma(const Attention& a) {
         float s[M][N / 8][4] = {}, dp[M][N / 8][4] = {};
         multiply_rows<D, M, N>(s, q, own, ks);
         multiply_rows<D, M, N>(dp, dy, own, vs);
+        bool all = key >= extent.full_first && key + N <= extent.full_last;
 #pragma unroll
-        for (int j = 0; j < 2 * M; j++) {
-            int2 sees = seen[row + 8 * j];
-#pragma unroll
-            for (int n = 0; n < N / 8; n++) {
-                int query = first + row + 8 * j, here = key + 8 * n + column;
-                float kept[2] = {1, 1};
-                if (a.drop.bound) kept_pair(head, dropped, query, here, kept);
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    bool visible = here + i >= sees.x && here + i < sees.y;
-                    float bias = head.slope * LOG2E * (here + i - query);
-                    float &own_s = s[j / 2][n][j % 2 * 2 + i], &own_dp = dp[j / 2][n][j % 2 * 2 + i];
-                    slope_of(a, own_s, own_dp, visible, bias, lse[j], delta[j], kept[i]);
-                }
-            }
+        for (int m = 0; m < M; m++) {
+            int at = row + 16 * m;
+            probabilities_of_queries<N>(head, s[m], lse + 2 * m, seen + at, first + at, key, all);
+            slopes<N>(a, s[m], dp[m], [&](int, int i) { return delta[2 * m + i / 2]; });
         }
         multiply_columns<D, M, N>(dq, dp, ks);
     }

@@ -104,13 +104,24 @@ template <class T> __device__ void column_parts(const ColumnParts& a) {
 }
 KERNELS(column_parts, column_parts<T>, ColumnParts, 256)
 
-// out (+)= Σ over parts, which are `stride` elements apart.
+// out (+)= Σ over parts, which are `stride` elements apart. Few blocks have hundreds of parts per thread:
+// the latency of loads is the bottleneck, so IN_FLIGHT of them are issued before the first is added.
 __device__ void sum_columns(const ColumnSums& a) {
+    constexpr int IN_FLIGHT = 16;
     SHARED(float, shared, [SUM_ROWS][32]);
     uint32_t col = blockIdx.x * 32 + threadIdx.x;
     float sum = 0;
     if (col < a.cols)
-        for (uint32_t i = threadIdx.y; i < a.count; i += SUM_ROWS) sum += a.parts[i * a.stride + col];
+        for (uint32_t first = threadIdx.y; first < a.count; first += SUM_ROWS * IN_FLIGHT) {
+            float x[IN_FLIGHT];
+#pragma unroll
+            for (int k = 0; k < IN_FLIGHT; k++) {
+                uint32_t i = first + k * SUM_ROWS;
+                x[k] = i < a.count ? a.parts[i * a.stride + col] : 0.0f;
+            }
+#pragma unroll
+            for (int k = 0; k < IN_FLIGHT; k++) sum += x[k];
+        }
     shared[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.y == 0 && col < a.cols) {

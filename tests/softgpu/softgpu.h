@@ -28,6 +28,9 @@ struct alignas(16) uint4 {
 struct alignas(8) int2 {
     int x, y;
 };
+struct alignas(8) float2 {
+    float x, y;
+};
 struct __nv_bfloat16 {
     uint16_t bits;
 };
