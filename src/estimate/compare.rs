@@ -79,8 +79,8 @@ fn figures(now: &Side, then: &Side) -> Table {
     if terms.has_price() {
         rows.push(row("cost", &|v| v.terms.cost(&v.days), &|sum| terms.money(sum)));
     }
-    let fits = |view: &View| if view.fits_all() { "yes" } else { "NO" };
-    rows.push(["fits".into(), fits(a).into(), fits(b).into(), Cell::default()]);
+    let [now_fits, then_fits] = [a, b].map(|view| view.verdict().answer());
+    rows.push(["fits".into(), now_fits, then_fits, Cell::default()]);
     Table::from_cells(["", now.name, then.name, "change"], rows)
 }
 

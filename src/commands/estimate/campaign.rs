@@ -12,6 +12,7 @@ use estimate::machine::split_settings;
 use estimate::predict::Predict;
 use estimate::request::{Flags, Request};
 use estimate::setup::{Extras, Program};
+use estimate::verdict::Verdict;
 use estimate::words;
 use manifest::{Loaded, Model};
 use std::path::Path;
@@ -65,7 +66,7 @@ impl Campaign {
     }
 }
 
-/// Prints both plans side by side. Ok(false) if the changed plan does not fit.
+/// Prints both plans side by side. Ok(false) if the changed plan does not fit, by its whole bar.
 pub fn print_comparison(args: &Estimate, path: &Path, changes: &str) -> anyhow::Result<bool> {
     let (from, mut sets) = match Path::new(changes) {
         file if file.is_file() => (file, Vec::new()),
@@ -101,7 +102,7 @@ pub fn print_comparison(args: &Estimate, path: &Path, changes: &str) -> anyhow::
         out.json["set"] = flags.into();
     }
     out.say(args.json);
-    Ok(b.fits_all())
+    Ok(b.verdict() != Verdict::DoesNotFit)
 }
 
 /// Request with the result of --calibrate, and the predictor of another program.

@@ -23,6 +23,7 @@ use estimate::predict::Predict;
 use estimate::request::{Flags, Request};
 use estimate::setup::{Extras, Program};
 use estimate::trainers;
+use estimate::verdict::Verdict;
 use estimate::view::View;
 use estimate::{plot, print, shapes, words};
 use launch::exit::{self, AlreadyPrinted};
@@ -161,7 +162,7 @@ impl Estimate {
         if fits { Ok(()) } else { Err(AlreadyPrinted { code: exit::DOES_NOT_FIT }.into()) }
     }
 
-    /// Prints the plan. Ok(false) if it does not fit.
+    /// Prints the plan. Ok(false) if it does not fit, by its whole bar.
     fn print_plan(&self) -> anyhow::Result<bool> {
         let (settings, columns) = split_settings(&self.set);
         let loaded = match (&self.from, &self.args, &self.manifest) {
@@ -201,7 +202,7 @@ impl Estimate {
         }
         add_charts(self, &request, other, &view, &mut out)?;
         out.say(self.json);
-        Ok(view.fits_all())
+        Ok(view.verdict() != Verdict::DoesNotFit)
     }
 
     /// Loads the manifest, or makes one for a size.
