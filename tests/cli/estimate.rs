@@ -25,7 +25,7 @@ use gptrain::predict::Predictor;
 use gptrain::predict::calibrate;
 use gptrain::predict::cost::constants::{Constants, MEMORY, Prior, TIME};
 use gptrain::predict::fitted;
-use gptrain::predict::rows::{self, Row};
+use gptrain::predict::rows::{self, Given, Row};
 use gptrain::predict::shape_lint;
 
 fn shipped() -> Vec<Row> {
@@ -495,7 +495,8 @@ fn what_a_file_does_not_measure_keeps_its_constants() {
         )
     };
     let log: String = (1..6).map(|i| line(i, 200_000.0)).collect();
-    let learned = calibrate::calibrate(&log, "run.log", Some(&setup), false).unwrap();
+    let learned =
+        calibrate::calibrate(&log, "run.log", Some(&setup), false, Given::default()).unwrap();
     assert_eq!(learned.learned_counts("run.log").unwrap(), (4, 0));
     let (own, shipped) = (learned.predictor.predict(&setup), Predictor::shipped().predict(&setup));
     near(own.gigabytes, shipped.gigabytes, 1e-12);
@@ -505,7 +506,7 @@ fn what_a_file_does_not_measure_keeps_its_constants() {
         let setup = Setup { hardware: hw, per_node: hw.per_node, ..setup.clone() };
         let before = Predictor::shipped().predict(&setup).seconds;
         let log: String = (1..6).map(|i| line(i, 2000.0 * before)).collect();
-        let learned = calibrate::calibrate(&log, "run.log", Some(&setup), false)
+        let learned = calibrate::calibrate(&log, "run.log", Some(&setup), false, Given::default())
             .unwrap()
             .predictor;
         let p = learned.predict(&setup);

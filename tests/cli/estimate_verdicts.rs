@@ -1,6 +1,7 @@
 //! Verdicts of `gptrain estimate`: whether a plan fits, by its figure of memory with its bar, in plans,
 //! tables of runs and searches; and rows of programs and machines that the tables do not have.
 
+use crate::common::binary::Lab;
 use crate::estimate_cli::{estimate, json};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -114,6 +115,83 @@ fn searches_say_what_may_not_fit() {
     let larger = number(&largest, "/may_fit/max_params");
     assert!(larger > number(&largest, "/max_params"), "{largest}");
     assert_eq!(alone(&largest["may_fit"]["way"])["verdict"], "may not fit", "{largest}");
+}
+
+const HEAD: &str = "id,hardware,gpus,n_layers,hidden,n_heads,ffn_hidden,vocab,seq_len,framework,\
+                    zero_stage,precision,tp,pp,dp,mbs,gbs,sec_per_iter\n";
+
+/// Rows of a model over replicas, on a machine by a program, with their seconds.
+fn table(machine: &str, program: &str, rows: &[(usize, f64)]) -> String {
+    let mut text = HEAD.to_string();
+    for (replicas, seconds) in rows {
+        text += &format!(
+            "own-{replicas},{machine},{replicas},24,2048,16,8192,50257,2048,{program},3,bf16,1,1,\
+             {replicas},8,512,{seconds}\n"
+        );
+    }
+    text
+}
+
+/// Error of the only row of `rows.csv`, and its bar.
+fn error(flags: &str) -> (f64, f64) {
+    let row = &json(&format!("--score {flags}"))["rows"][0];
+    let error = number(row, "/sec_per_iter") / number(row, "/measured_sec_per_iter") - 1.0;
+    (error.abs(), number(row, "/time_bar"))
+}
+
+/// Own rows of a program that no table has are learned from with the flag that the message recommends; in
+/// a plan they count as runs of the planned program.
+#[test]
+fn rows_of_an_unknown_program_calibrate_with_as() {
+    let lab = Lab::new();
+    let write = |name: &str, text: String| {
+        std::fs::write(lab.path(name), text).unwrap();
+        lab.path(name).display().to_string()
+    };
+    let own = write("own.csv", table("a100-80g", "gpt-neox", &[(8, 21.0), (16, 10.6)]));
+    let rows = write("rows.csv", table("a100-80g", "gpt-neox", &[(32, 5.4)]));
+    let (without, wide) = error(&format!("{rows} --as fsdp"));
+    let (with, narrow) = error(&format!("{rows} --as fsdp --calibrate {own}"));
+    assert!(
+        with < 0.1 && with < 0.5 * without && narrow < wide,
+        "{without} → {with}, {wide} → {narrow}"
+    );
+
+    let plan =
+        "manifests/gpt2-1.5b.yaml --hardware a100-80g --set topology.data=8 --set topology.zero=3";
+    let (code, _, err) = estimate(&format!("{plan} --set plan.framework=fsdp --calibrate {own}"));
+    let advice = "unknown program `gpt-neox`: --as fsdp has the nearest formulas";
+    assert!(code == 2 && err.contains(advice), "{err}");
+    let seconds =
+        |flags: &str| number(&json(&format!("{plan} --as fsdp {flags}")), "/time/seconds");
+    let slower = seconds(&format!("--calibrate {own}")) / seconds("");
+    assert!(slower > 1.5, "{slower}");
+    let (_, _, err) = estimate(&format!("{plan} --as fsdp --calibrate {own}"));
+    assert!(err.contains("own.csv: learned from 2 times"), "{err}");
+}
+
+/// Rows may name the machine of --hardware's file; without it the message says so.
+#[test]
+fn rows_may_name_ones_own_machine() {
+    let lab = Lab::new();
+    let write = |name: &str, text: &str| {
+        std::fs::write(lab.path(name), text).unwrap();
+        lab.path(name).display().to_string()
+    };
+    let machine = write("cluster.yaml", "like: a100-80g\nnetwork_gb_s: 12\nper_node: 4\n");
+    let own = write("own.csv", &table("Cluster", "fsdp", &[(8, 21.0), (16, 10.6)]));
+    let rows = write("rows.csv", &table("cluster", "fsdp", &[(32, 5.4)]));
+    let refused = json(&format!("--score {rows}"))["rows"][0]["refused"].clone();
+    let refused = refused.as_str().unwrap();
+    assert!(refused.contains("--hardware FILE.yaml, with the same name"), "{refused}");
+    let (without, _) = error(&format!("{rows} --hardware {machine}"));
+    let (with, _) = error(&format!("{rows} --hardware {machine} --calibrate {own}"));
+    assert!(with < 0.1 && with < 0.5 * without, "{without} → {with}");
+    let plan = "manifests/gpt2-1.5b.yaml --as fsdp --set topology.data=8 --set topology.zero=3";
+    let (_, _, err) = estimate(&format!("{plan} --hardware {machine} --calibrate {own}"));
+    assert!(err.contains("own.csv: learned from 2 times"), "{err}");
+    let (code, _, err) = estimate(&format!("--score {rows} --hardware a100-80g"));
+    assert!(code == 2 && err.contains("every row of --score names its machine"), "{err}");
 }
 
 /// Where one change is enough only with the host's memory, the fastest topology over the same GPUs is
