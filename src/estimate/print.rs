@@ -18,6 +18,9 @@ use serde_json::{Map, Value, json};
 
 const MIB: f64 = 1048576.0;
 
+/// Width of a plan's text.
+const COLUMNS: usize = 100;
+
 /// The whole estimate.
 pub fn printout(v: &View) -> Printout {
     let s = &v.setup;
@@ -77,15 +80,17 @@ fn headline(v: &View, out: &mut Printout) {
         _ => format!("{:.3}", bytes / GIB),
     };
     let duration = v.terms.calendar_seconds(&v.days);
-    out.line(format!(
-        "{}: {} of {} GiB{host}; {} per step; {}{}",
+    let needs = format!(
+        "{}: {} of {} GiB{host}; {} per step;",
         v.verdict().words(),
         memory(v.reserved),
         memory(v.capacity),
-        v.step_words(),
-        span(duration),
-        v.terms.paid(&v.days),
-    ));
+        v.step_words()
+    );
+    let run =
+        format!("{} for {} tokens{}", span(duration), size(v.tokens()), v.terms.paid(&v.days));
+    let is_wide = needs.chars().count() + 1 + run.chars().count() > COLUMNS;
+    out.line(needs + if is_wide { "\n  " } else { " " } + &run);
     if let Verdict::MayNotFit(share) = v.device_verdict {
         let [least, most] = words::range(v.reserved, v.reserved_error).map(memory);
         out.line(format!(

@@ -194,6 +194,62 @@ fn rows_may_name_ones_own_machine() {
     assert!(code == 2 && err.contains("every row of --score names its machine"), "{err}");
 }
 
+/// Llama 3 8B as its config.json says it, with the longest sample of a later model.
+const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
+"intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+"vocab_size": 128256, "max_position_embeddings": 40960, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+"hidden_act": "silu", "tie_word_embeddings": false}"#;
+
+/// A config.json, or its folder, is planned as a run of usual length: 4,096 tokens a sample, 20 tokens per
+/// parameter on a node of GPUs. The first lines say so, and --set, --tokens and --gpus change it.
+#[test]
+fn a_config_json_is_planned_as_a_run() {
+    let lab = Lab::new();
+    std::fs::create_dir(lab.path("llama")).unwrap();
+    let file = lab.path("llama/config.json");
+    std::fs::write(&file, CONFIG).unwrap();
+    let (file, folder) = (file.display(), lab.path("llama").display().to_string());
+    let v = json(&file.to_string());
+    assert_eq!(v["parameters"], 8_030_261_248_u64);
+    assert_eq!(number(&v, "/devices"), 8.0);
+    assert_eq!(v["hardware"], "h100-80g");
+    let tokens = number(&v, "/run/tokens");
+    assert!((tokens / (20.0 * 8_030_261_248.0) - 1.0).abs() < 1e-4, "{tokens}");
+    let step = number(&v, "/run/segments/0/steps") * 512.0 * 4096.0;
+    assert!((step / tokens - 1.0).abs() < 1e-4, "{step}");
+    let (code, out, err) = estimate(&folder);
+    assert_eq!(code, 0, "{out}");
+    assert!(
+        out.lines()
+            .next()
+            .unwrap()
+            .contains(" for 160.6 B tokens, $"),
+        "{out}"
+    );
+    for said in
+        ["4,096 tokens per sample, of 40,960", "20 tokens per parameter, 160.6 B", "h100-80g"]
+    {
+        assert!(err.contains(said), "{said}: {err}");
+    }
+    assert_eq!(json(&format!("--from {folder}"))["run"], v["run"]);
+    let set = "--set model.seq_len=8192 --tokens 1e12 --hardware a100-80g";
+    let asked = json(&format!("{file} {set}"));
+    assert!((number(&asked, "/run/tokens") / 1e12 - 1.0).abs() < 1e-4, "{asked}");
+    let (_, _, err) = estimate(&format!("{file} {set}"));
+    assert!(
+        !err.contains("per sample") && !err.contains("h100") && err.contains("512 samples"),
+        "{err}"
+    );
+    let (_, out, _) = estimate(&format!("{file} --gpus 64"));
+    assert!(out.starts_with("best by days: 64 × h100-80g"), "{out}");
+    assert!(out.lines().next().unwrap().contains(" for 160.6 B tokens"), "{out}");
+
+    std::fs::write(lab.path("llama/config.json"), CONFIG.replace("\"llama\"", "\"mixtral\""))
+        .unwrap();
+    let (code, _, err) = estimate(&file.to_string());
+    assert!(code == 2 && err.contains("model_type mixtral"), "{err}");
+}
+
 /// Where one change is enough only with the host's memory, the fastest topology over the same GPUs is
 /// offered first: it is the one that a search finds, and faster.
 #[test]

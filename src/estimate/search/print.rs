@@ -147,11 +147,12 @@ pub fn ranking(
     let Candidate { setup, seconds, seconds_error, .. } = &chosen.candidate;
     let duration = terms.calendar_seconds(&chosen.days);
     out.line(format!(
-        "best by {objective}{over}: {} × {}, {} per step, {}{}",
+        "best by {objective}{over}: {} × {}, {} per step, {} for {} tokens{}",
         chosen.days.devices,
         setup.hardware.name,
         words::with_bar(*seconds, *seconds_error),
         span(duration),
+        words::size(terms.tokens as f64),
         terms.paid(&chosen.days),
     ));
     out.line(format!("  {}", describe(setup)));
