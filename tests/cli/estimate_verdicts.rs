@@ -250,6 +250,55 @@ fn a_config_json_is_planned_as_a_run() {
     assert!(code == 2 && err.contains("model_type mixtral"), "{err}");
 }
 
+/// Several changes are rows of one table, as CSV too; each row is what its own comparison says.
+#[test]
+fn several_changes_are_rows() {
+    let plan = "manifests/llama3-8b.yaml";
+    let changes = ["topology.tensor=4,batch.micro=2", "hardware.bus_gb_s=50", "batch.micro=2"];
+    let flags: String = changes
+        .iter()
+        .map(|change| format!(" --what-if {change}"))
+        .collect();
+    let (code, csv, err) = estimate(&format!("{plan}{flags} --csv"));
+    assert_eq!((code, err.as_str()), (0, ""));
+    let rows = json(&format!("{plan}{flags}"));
+    let rows = rows.as_array().unwrap();
+    assert_eq!((csv.lines().count(), rows.len()), (5, 4));
+    assert_eq!(rows[0]["plan"], "as it is");
+    for (change, row) in changes.iter().zip(&rows[1..]) {
+        let alone = json(&format!("{plan} --what-if {change}"));
+        assert_eq!(row["plan"], *change);
+        for (own, theirs) in [
+            ("/sec_per_iter", "/what_if/time/seconds"),
+            ("/days", "/what_if/run/calendar_days"),
+            ("/tensor", "/what_if/topology/tensor"),
+            ("/share_beyond", "/what_if/memory/share_beyond"),
+        ] {
+            assert_eq!(number(row, own), number(&alone, theirs), "{change}: {own}");
+        }
+    }
+    let titles: Vec<&str> = csv.lines().next().unwrap().split(',').collect();
+    let place = titles
+        .iter()
+        .position(|title| *title == "sec_per_iter")
+        .unwrap();
+    let last: f64 = csv
+        .lines()
+        .last()
+        .unwrap()
+        .split(',')
+        .nth(place)
+        .unwrap()
+        .parse()
+        .unwrap();
+    assert_eq!(last, number(&rows[3], "/sec_per_iter"));
+    let one = estimate(&format!("{plan} --what-if batch.micro=2 --csv")).1;
+    assert_eq!(one.lines().count(), 3, "{one}");
+    let too_large = "--what-if topology.zero=0";
+    assert_eq!(estimate(&format!("{plan} {too_large} --csv")).0, 4);
+    assert_eq!(estimate(&format!("{plan} {too_large} --what-if batch.micro=1")).0, 0);
+}
+
 /// Where one change is enough only with the host's memory, the fastest topology over the same GPUs is
 /// offered first: it is the one that a search finds, and faster.
 #[test]

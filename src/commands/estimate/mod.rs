@@ -176,8 +176,8 @@ impl Estimate {
             (None, Some(script), _) => self.script.planned_run(script, &settings)?,
             (None, None, manifest) => {
                 let path = manifest.as_ref().expect("clap asks for it");
-                if let Some(other) = &self.campaign.what_if {
-                    return campaign::print_comparison(self, path, other);
+                if !self.campaign.what_if.is_empty() {
+                    return campaign::print_changes(self, path);
                 }
                 if !self.campaign.sizes.is_empty() {
                     return campaign::print_sizes(self, path);
