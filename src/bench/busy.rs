@@ -25,8 +25,20 @@ struct RankLoad {
     taken: u64,
 }
 
-/// One sentence for each node and GPU that is not idle, on every rank. A collective.
-pub fn notes(bench: &BenchRank) -> anyhow::Result<Vec<String>> {
+/// Load by other programs at the start of the measurements.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Load {
+    /// One sentence for each node and GPU that is not idle.
+    pub notes: Vec<String>,
+    /// Largest share of a node's processors, or of a GPU, that others had; 0 if all are idle.
+    pub share: f64,
+}
+
+/// Share of a GPU that others have if they use its memory: their process is one of two.
+const SHARED_GPU: f64 = 0.5;
+
+/// Load on every rank's node and GPU. A collective.
+pub fn find_load(bench: &BenchRank) -> anyhow::Result<Load> {
     let before = Ticks::now();
     std::thread::sleep(WAIT);
     let Busy { busy, processors } = Ticks::now().since(before);
@@ -35,14 +47,14 @@ pub fn notes(bench: &BenchRank) -> anyhow::Result<Vec<String>> {
         .memory()
         .map_or(0, |(free, all)| all.0.saturating_sub(free.0));
     let node = bench.nodes[bench.rank.number()].clone();
-    Ok(sentences(
+    Ok(summarise(
         &bench
             .rank
             .all_gather(&RankLoad { node, busy, processors, taken })?,
     ))
 }
 
-fn sentences(loads: &[RankLoad]) -> Vec<String> {
+fn summarise(loads: &[RankLoad]) -> Load {
     // A rank that starts to wait early may see others still working, so the calmest report
     // counts.
     let mut nodes: BTreeMap<&str, &RankLoad> = BTreeMap::new();
@@ -54,6 +66,11 @@ fn sentences(loads: &[RankLoad]) -> Vec<String> {
     }
     let loud =
         |load: &&&RankLoad| Busy { busy: load.busy, processors: load.processors }.exceeds_idle();
+    let mut share = nodes
+        .values()
+        .filter(loud)
+        .map(|load| load.busy / load.processors)
+        .fold(0.0, f64::max);
     let mut notes: Vec<String> = nodes
         .values()
         .filter(loud)
@@ -69,13 +86,14 @@ fn sentences(loads: &[RankLoad]) -> Vec<String> {
         .enumerate()
         .filter(|(_, load)| load.taken > CONTEXT)
     {
+        share = share.max(SHARED_GPU);
         notes.push(format!(
             "the GPU of rank {rank} ({}) is not idle: {} of its memory were taken at the start",
             load.node,
             Bytes(load.taken)
         ));
     }
-    notes
+    Load { notes, share }
 }
 
 #[cfg(test)]
@@ -91,8 +109,11 @@ mod tests {
             taken,
         };
         let idle = [seen("n1", 0.2, 1 << 30), seen("n1", 1.9, 0)];
-        assert!(sentences(&idle).is_empty());
-        let told = sentences(&[seen("n1", 1.5, 0), seen("n1", 1.6, 0), seen("n2", 0.1, 5 << 30)]);
+        assert_eq!(summarise(&idle), Load::default());
+        let load = [seen("n1", 1.5, 0), seen("n1", 1.6, 0), seen("n2", 0.1, 5 << 30)];
+        let Load { notes: told, share } = summarise(&load);
+        assert_eq!(share, 0.75);
+        assert_eq!(summarise(&load[2..]).share, SHARED_GPU);
         assert_eq!(told.len(), 2, "{told:?}");
         assert!(told[0].starts_with("n1 is not idle: other programs keep 1.5 of its 2 processors"));
         assert!(told[1].starts_with("the GPU of rank 2 (n2) is not idle: 5.0 GiB"), "{told:?}");

@@ -321,6 +321,7 @@ mod tests {
             units: "nodes".into(),
             pairs: pairs.map(pair).collect(),
             slow: Vec::new(),
+            busy_share: 0.0,
             notes: Vec::new(),
             changes: Vec::new(),
             soak: Vec::new(),

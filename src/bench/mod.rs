@@ -91,7 +91,7 @@ pub fn without_manifest(sets: &[String]) -> Result<Loaded, Problems> {
 }
 
 fn measure(bench: &BenchRank) -> Result<Outcome> {
-    let busy = busy::notes(bench)?;
+    let load = busy::find_load(bench)?;
     let scratch = Scratch::new(bench, products::bytes(bench.m))?;
     let mut ranks = measure_alone(bench, &scratch)?;
     let slow_ranks = confirm_products(bench, &scratch, &mut ranks)?;
@@ -121,7 +121,8 @@ fn measure(bench: &BenchRank) -> Result<Outcome> {
             units: pairs.units_are.into(),
             pairs: pairs.rows(),
             slow,
-            notes: [busy, groups.notes, pairs.notes(), soaked.notes].concat(),
+            busy_share: load.share,
+            notes: [load.notes, groups.notes, pairs.notes(), soaked.notes].concat(),
             changes: Vec::new(),
             soak: soaked.rows,
             ranks,

@@ -6,7 +6,7 @@ use super::print;
 use super::view::{GIB, View};
 use super::words::{self, seconds_in_unit_of, span};
 use base::Count;
-use base::table::{Cell, Printout, Table};
+use base::table::{Cell, Printout, Rows, Table};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -60,6 +60,38 @@ pub fn comparison(now: &Side, then: &Side) -> Printout {
     out
 }
 
+/// Plans as rows, each with its name. Bars, shares and settings are columns of JSON and CSV only.
+pub fn plans(plans: &[(&str, &View)]) -> Table {
+    let topology = |view: &View| view.setup.topology.clone();
+    Rows::new(plans)
+        .column("plan", "plan", |(name, _)| *name)
+        .json("program", |(_, v)| v.program)
+        .json("hardware", |(_, v)| v.setup.hardware.name.clone())
+        .column("GPUs", "gpus", |(_, v)| v.setup.ranks())
+        .column("TP", "tensor", |(_, v)| topology(v).tensor)
+        .column("PP", "pipeline", |(_, v)| topology(v).pipeline)
+        .column("DP", "data", |(_, v)| topology(v).data)
+        .column("ZeRO", "zero", |(_, v)| topology(v).zero)
+        .column("micro", "micro_batch", |(_, v)| v.setup.micro)
+        .column("batch", "global_batch", |(_, v)| v.setup.global)
+        .json("seq_len", |(_, v)| v.setup.model.seq_len)
+        .json("recompute", |(_, v)| topology(v).recompute.name())
+        .json("parameters", |(_, v)| v.parameters)
+        .column("GiB", "mem_gib", |(_, v)| Cell::fixed(v.reserved / GIB, 1))
+        .json("mem_error", |(_, v)| v.reserved_error)
+        .json("capacity_gib", |(_, v)| v.capacity / GIB)
+        .column("fits", "fits", |(_, v)| v.verdict().answer())
+        .json("verdict", |(_, v)| v.verdict().name())
+        .json("share_beyond", |(_, v)| v.verdict().share_beyond())
+        .column("s/step", "sec_per_iter", |(_, v)| words::step(v.seconds))
+        .json("sec_error", |(_, v)| v.seconds_error)
+        .json("tokens", |(_, v)| v.tokens())
+        .column("time", "days", |(_, v)| v.terms.days_cell(&v.days, words::short_span))
+        .json("gpu_hours", |(_, v)| v.terms.device_hours(&v.days))
+        .column("cost", "money", |(_, v)| v.terms.cost_cell(&v.days))
+        .table()
+}
+
 /// Figures of both plans.
 fn figures(now: &Side, then: &Side) -> Table {
     let a = now.view;
@@ -79,8 +111,8 @@ fn figures(now: &Side, then: &Side) -> Table {
     if terms.has_price() {
         rows.push(row("cost", &|v| v.terms.cost(&v.days), &|sum| terms.money(sum)));
     }
-    let fits = |view: &View| if view.fits_all() { "yes" } else { "NO" };
-    rows.push(["fits".into(), fits(a).into(), fits(b).into(), Cell::default()]);
+    let [now_fits, then_fits] = [a, b].map(|view| view.verdict().answer());
+    rows.push(["fits".into(), now_fits, then_fits, Cell::default()]);
     Table::from_cells(["", now.name, then.name, "change"], rows)
 }
 

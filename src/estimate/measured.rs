@@ -33,12 +33,20 @@ pub struct Measured {
     pub slow: Vec<Slow>,
     /// Measurements that are missing, and the reason.
     pub notes: Vec<String>,
+    /// Largest share of a node's processors, or of a GPU, that other programs had at the start; 0 if all
+    /// were idle.
+    #[serde(default, skip_serializing_if = "is_idle")]
+    pub busy_share: f64,
     /// Figures that differ from an earlier measurement (`--since`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<Change>,
     /// Collectives of a step, repeated for some time (`--soak`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub soak: Vec<SoakSpeed>,
+}
+
+fn is_idle(busy_share: &f64) -> bool {
+    *busy_share == 0.0
 }
 
 /// Figure that differs from an earlier measurement.
@@ -237,6 +245,9 @@ impl Measured {
         let good = |figure: f64| figure.is_finite() && figure > 0.0;
         if self.ranks.is_empty() {
             return Some("it has no ranks".into());
+        }
+        if !(0.0..=1.0).contains(&self.busy_share) {
+            return Some(format!("busy_share {} is not a share", self.busy_share));
         }
         for rank in &self.ranks {
             let products = rank.products.iter().chain([&rank.cube]);

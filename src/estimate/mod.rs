@@ -24,6 +24,7 @@ pub mod days;
 pub mod compare;
 pub mod campaign;
 
+pub mod verdict;
 pub mod view;
 pub mod words;
 pub mod print;

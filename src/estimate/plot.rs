@@ -330,8 +330,7 @@ fn tiles(v: &View) -> Vec<Tile> {
     let t = &v.setup.topology;
     let model = v.tflops().0;
     let memory = format!("{:.1} GiB", v.reserved / GIB);
-    let room =
-        format!("of {:.1}: {}", v.capacity / GIB, if v.fits_all() { "fits" } else { "too much" });
+    let room = format!("of {:.1}: {}", v.capacity / GIB, v.verdict().words());
     let step = step_tile(v.seconds, v.seconds_error, v.program, v.setup.hardware);
     let mfu = 100.0 * model / v.setup.hardware.peak_tflops;
     let devices = words::devices(v.setup.ranks());

@@ -1,13 +1,15 @@
 //! Interface to the planner of other programs, which is another crate.
 
 use super::setup::Setup;
+use super::verdict::Verdict;
 use super::view::{Terms, View};
 use base::table::Printout;
 use manifest::Manifest;
 
 /// Planner of another program.
 pub trait Predict: Sync {
-    fn fits(&self, setup: &Setup) -> bool;
+    /// Whether a setup fits, without other results.
+    fn verdict(&self, setup: &Setup) -> Verdict;
 
     fn needs(&self, setup: &Setup) -> Needs;
 
@@ -26,4 +28,5 @@ pub struct Needs {
     pub seconds_error: f64,
     /// Peak memory of a device over all ranks, as nvidia-smi shows it.
     pub bytes: f64,
+    pub verdict: Verdict,
 }

@@ -4,9 +4,10 @@ use super::change::flag_lines;
 use super::days::{Days, Segment};
 use super::deepspeed::states;
 use super::gptrain::advisor::{Advisor, Change};
+use super::gptrain::compression;
 use super::gptrain::prices::TRAFFIC;
-use super::gptrain::{compression, remedies};
 use super::rates::{simple_days, simple_factor};
+use super::verdict::{self, Verdict};
 use super::view::{GIB, Stage, Terms, View};
 use super::words::{self, hours, size, span};
 use base::table::{Cell, Printout, Rows, Table};
@@ -16,6 +17,9 @@ use plan::segments::MicroShape;
 use serde_json::{Map, Value, json};
 
 const MIB: f64 = 1048576.0;
+
+/// Width of a plan's text.
+const COLUMNS: usize = 100;
 
 /// The whole estimate.
 pub fn printout(v: &View) -> Printout {
@@ -63,25 +67,38 @@ pub fn printout(v: &View) -> Printout {
 
 /// Summary: "fits: 43.3 of 79.2 GiB; 4.9 s ± 20 % per step; 27.1 days, $145,875", and notes.
 fn headline(v: &View, out: &mut Printout) {
-    let host = if v.fits_host() {
-        String::new()
-    } else {
-        format!(", {:.0} of {:.0} GiB of its node's", v.host_needed / GIB, v.host_capacity / GIB)
+    let host = match v.host_verdict() {
+        Verdict::Fits => String::new(),
+        _ => format!(
+            ", {:.0} of {:.0} GiB of its node's",
+            v.host_needed / GIB,
+            v.host_capacity / GIB
+        ),
     };
     let memory = |bytes: f64| match v.capacity {
         GIB.. => format!("{:.1}", bytes / GIB),
         _ => format!("{:.3}", bytes / GIB),
     };
     let duration = v.terms.calendar_seconds(&v.days);
-    out.line(format!(
-        "{}: {} of {} GiB{host}; {} per step; {}{}",
-        fit_words(v.fits_all()),
+    let needs = format!(
+        "{}: {} of {} GiB{host}; {} per step;",
+        v.verdict().words(),
         memory(v.reserved),
         memory(v.capacity),
-        v.step_words(),
-        span(duration),
-        v.terms.paid(&v.days),
-    ));
+        v.step_words()
+    );
+    let run =
+        format!("{} for {} tokens{}", span(duration), size(v.tokens()), v.terms.paid(&v.days));
+    let is_wide = needs.chars().count() + 1 + run.chars().count() > COLUMNS;
+    out.line(needs + if is_wide { "\n  " } else { " " } + &run);
+    if let Verdict::MayNotFit(share) = v.device_verdict {
+        let [least, most] = words::range(v.reserved, v.reserved_error).map(memory);
+        out.line(format!(
+            "  {} of the bar of its memory, {least} to {most} GiB, is above the device's {}.",
+            verdict::percent(share),
+            memory(v.capacity)
+        ));
+    }
     let notes = match v.planned_seconds {
         None => v.setup.hardware.notes(v.program, duration),
         Some(planned) => {
@@ -97,10 +114,6 @@ fn headline(v: &View, out: &mut Printout) {
     };
     out.push_indented(notes);
     out.push_indented(named_size_note(&v.name, &v.setup.model));
-}
-
-fn fit_words(fits: bool) -> &'static str {
-    if fits { "fits" } else { "DOES NOT FIT" }
 }
 
 /// Unit of the memory of a rank, and its name.
@@ -142,12 +155,17 @@ fn memory(v: &View, out: &mut Printout) {
         error if words::is_wide(error) => format!(" ({least:.1} to {most:.1})"),
         error => format!(" {}", words::bar(error)),
     };
+    // Its share is in the first line.
+    let verdict = match v.device_verdict {
+        doubt @ Verdict::MayNotFit(_) => doubt.name().to_string(),
+        other => other.words(),
+    };
     out.line(format!(
         "Stage {stage} sets the peak, by its {term}: needed {:.1}, reserved {:.1}{bar} of {:.1}: {}",
         v.needed / unit,
         v.reserved / unit,
         v.capacity / unit,
-        fit_words(v.fits)
+        verdict
     ));
     if v.headroom > 0.0 {
         let free = v.headroom / unit;
@@ -158,7 +176,7 @@ fn memory(v: &View, out: &mut Printout) {
             "Host memory of a node, GiB: needed {:.1} of {:.1}: {}",
             v.host_needed / GIB,
             v.host_capacity / GIB,
-            fit_words(v.fits_host())
+            v.host_verdict().words()
         ));
     }
 }
@@ -389,7 +407,8 @@ pub fn advise_own(v: &View, advisor: &Advisor, out: &mut Printout) {
     if let Some(line) = compression::describe(advisor.manifest, &v.setup) {
         out.line(line);
     }
-    let (title, key, list) = if v.fits_all() {
+    let fits = v.verdict() == Verdict::Fits;
+    let (title, key, list) = if fits {
         ("Changes that make it faster, simplest first", "faster", advisor.speed_ups())
     } else {
         ("Changes that make it fit, simplest first", "ladder", advisor.remedies())
@@ -398,15 +417,11 @@ pub fn advise_own(v: &View, advisor: &Advisor, out: &mut Printout) {
     let kinds = list.chunk_by(|a, b| a.kind == b.kind);
     let first = kinds.flat_map(|kind| kind.iter().take(NAMED));
     out.table(own_changes(first, v).titled(title));
-    if list.is_empty() && !v.fits_all() {
+    if list.is_empty() && !fits {
         let devices = words::devices(v.setup.ranks());
-        let other = match remedies::flags_of_fastest_cut(advisor.manifest, &v.setup, advisor.limits)
-        {
-            Some(flags) => format!("over {devices} this topology does: {flags}"),
-            None => format!(
-                "and no topology over {devices}: --search tries the host and 8 bits, --min-gpus more"
-            ),
-        };
+        let other = format!(
+            "and no topology over {devices}: --search tries the host and 8 bits, --min-gpus more"
+        );
         out.line(format!("\nNo change of one or two steps fits:\n  {other}"));
         out.json["advice"] = json!(other);
     }
@@ -444,17 +459,19 @@ pub fn json(v: &View) -> Value {
         .map(|(name, seconds)| (name.to_string(), json!(seconds)))
         .collect();
     let segments: Vec<Phase> = d.segments.chunks(1).map(Phase::new).collect();
+    let mut host = json!({ "needed_bytes": v.host_needed, "capacity_bytes": v.host_capacity });
+    v.host_verdict().add_to(&mut host);
+    let mut memory = json!({ "stages": stages(v).json(), "peak_stage": stage, "peak_term": term,
+        "needed_bytes": v.needed, "reserved_bytes": v.reserved, "error": v.reserved_error,
+        "headroom_bytes": v.headroom, "capacity_bytes": v.capacity, "host": host });
+    v.device_verdict.add_to(&mut memory);
     json!({
         "name": v.name, "framework": v.program, "hardware": s.hardware.name, "devices": s.ranks(),
         "topology": { "tensor": t.tensor, "pipeline": t.pipeline, "data": t.data, "zero": t.zero,
             "micro_batch": s.micro, "global_batch": s.global },
         "parameters": v.parameters,
         "width_per_layer": s.model.hidden as f64 / s.model.layers as f64,
-        "memory": { "stages": stages(v).json(), "peak_stage": stage, "peak_term": term,
-            "needed_bytes": v.needed, "reserved_bytes": v.reserved, "error": v.reserved_error,
-            "headroom_bytes": v.headroom, "capacity_bytes": v.capacity, "fits": v.fits,
-            "host": { "needed_bytes": v.host_needed, "capacity_bytes": v.host_capacity,
-                "fits": v.fits_host() } },
+        "memory": memory,
         "time": { "seconds": v.seconds, "error": v.seconds_error,
             "planned_seconds": v.planned_seconds.unwrap_or(v.seconds), "parts": parts },
         "tflops": { "hardware": hardware, "model": model, "simple": s.simple_tflops(v.seconds),

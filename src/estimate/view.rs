@@ -5,6 +5,7 @@ use super::gptrain::dry_run::{self, MemoryLimits};
 use super::gptrain::prices::{Prices, TRAFFIC};
 use super::gptrain::shape_stages::ShapeStages;
 use super::setup::Setup;
+use super::verdict::Verdict;
 use super::words;
 use base::Seconds;
 use base::table::Cell;
@@ -49,8 +50,8 @@ pub struct View {
     /// Bytes of a node's host that its ranks need.
     pub host_needed: f64,
     pub host_capacity: f64,
-    /// On the device.
-    pub fits: bool,
+    /// Whether it fits on the device.
+    pub device_verdict: Verdict,
     /// Seconds of an iteration; the parts sum to it.
     pub parts: Vec<(&'static str, f64)>,
     pub seconds: f64,
@@ -139,9 +140,9 @@ impl View {
         timeline::simulate(&orders(t, micros), &costs).expect("no schedule of `plan` deadlocks")
     }
 
-    /// On the device and on the host.
-    pub fn fits_all(&self) -> bool {
-        self.fits && self.fits_host()
+    /// Whether it fits on the device and on the host.
+    pub fn verdict(&self) -> Verdict {
+        self.device_verdict.and(self.host_verdict())
     }
 
     /// Tokens of the run.
@@ -150,8 +151,8 @@ impl View {
     }
 
     /// Whether the host has memory for its ranks.
-    pub fn fits_host(&self) -> bool {
-        self.host_needed <= self.host_capacity
+    pub fn host_verdict(&self) -> Verdict {
+        Verdict::new(self.host_needed, 0.0, self.host_capacity)
     }
 }
 
@@ -280,7 +281,11 @@ pub fn for_gptrain(m: &Manifest, setup: Setup, terms: Terms) -> View {
         capacity,
         host_needed: on_host,
         host_capacity: setup.hardware.host_gib * GIB,
-        fits: bytes <= MemoryLimits::new(m, setup.hardware).device,
+        device_verdict: Verdict::new(
+            needed,
+            0.0,
+            MemoryLimits::new(m, setup.hardware).device.0 as f64,
+        ),
         parts,
         seconds,
         stage_seconds,

@@ -8,19 +8,20 @@ use estimate::days::plan_run;
 use estimate::gptrain::cuts::is_permitted;
 use estimate::predict::{Needs, Predict};
 use estimate::setup::Setup;
+use estimate::verdict::{OFFERED, Verdict};
 use estimate::view::{GB, GIB, Stage, Terms, View};
 use estimate::words;
 use manifest::Manifest;
 use model::parameters;
 
 impl Predict for Predictor {
-    fn fits(&self, setup: &Setup) -> bool {
-        Predictor::fits(self, setup)
+    fn verdict(&self, setup: &Setup) -> Verdict {
+        Predictor::verdict(self, setup)
     }
 
     fn needs(&self, setup: &Setup) -> Needs {
-        let Prediction { seconds, seconds_error, gigabytes, .. } = self.predict(setup);
-        Needs { seconds, seconds_error, bytes: gigabytes * GB }
+        let Prediction { seconds, seconds_error, gigabytes, verdict, .. } = self.predict(setup);
+        Needs { seconds, seconds_error, bytes: gigabytes * GB, verdict }
     }
 
     fn view(&self, m: &Manifest, setup: Setup, terms: Terms) -> View {
@@ -36,12 +37,8 @@ impl Predict for Predictor {
 fn view(predictor: &Predictor, m: &Manifest, setup: Setup, terms: Terms) -> View {
     let p = predictor.predict(&setup);
     let needed = p.memory.needed();
-    // The correction by residuals applies to each term; a plan that does not fit is not capped.
-    let (shrink, reserved) = if p.fits {
-        ((p.gigabytes / needed).min(1.0), p.gigabytes)
-    } else {
-        (1.0, p.gigabytes.max(needed))
-    };
+    // The correction by residuals applies to each term.
+    let shrink = (p.gigabytes / needed).min(1.0);
     let cuts = setup.stages();
     let scale = p.seconds / p.time.total();
     View {
@@ -69,13 +66,13 @@ fn view(predictor: &Predictor, m: &Manifest, setup: Setup, terms: Terms) -> View
             })
             .collect(),
         needed: needed * shrink * GB,
-        reserved: reserved * GB,
+        reserved: p.gigabytes * GB,
         reserved_error: p.gigabytes_error,
         headroom: 0.0,
         capacity: p.memory.capacity * GB,
         host_needed: 0.0,
         host_capacity: setup.hardware.host_gib * GIB,
-        fits: p.fits,
+        device_verdict: p.verdict,
         parts: p
             .time
             .parts
@@ -116,23 +113,47 @@ impl Change {
 }
 
 /// Smallest changes that make the plan fit, cheapest first: single ones, or pairs if no single one is
-/// enough.
-fn memory_remedies(predictor: &Predictor, m: &Manifest, setup: &Setup) -> Vec<Change> {
-    let fitting = |mut proposals: Vec<Proposal>| -> Vec<Change> {
+/// enough. If none does for sure, those whose figure fits.
+fn memory_remedies(
+    predictor: &Predictor,
+    m: &Manifest,
+    setup: &Setup,
+    now: &Prediction,
+) -> Vec<Change> {
+    let evaluated = |mut proposals: Vec<Proposal>| -> Vec<Change> {
         proposals.retain(|proposal| is_permitted(m, &proposal.setup));
-        let changes = proposals
-            .into_iter()
-            .map(|proposal| evaluate(predictor, proposal));
-        changes.filter(|change| change.prediction.fits).collect()
+        let changes = proposals.into_iter();
+        changes
+            .map(|proposal| evaluate(predictor, proposal))
+            .collect()
     };
-    let mut found = fitting(propose_smaller(setup));
+    let pairs = || -> Vec<Proposal> {
+        let singles = propose_smaller(setup).into_iter();
+        singles
+            .flat_map(|first| {
+                let second = propose_smaller(&first.setup).into_iter();
+                second.map(move |second| first.and(second))
+            })
+            .collect()
+    };
+    let [fits, figure_fits, _] = OFFERED;
+    let before = now.verdict.share_beyond();
+    let within = |changes: &[Change], most: f64| -> Vec<Change> {
+        let share = |change: &&Change| change.prediction.verdict.share_beyond();
+        let chosen = changes
+            .iter()
+            .filter(|change| share(change) <= most && share(change) < before);
+        chosen.cloned().collect()
+    };
+    let singles = evaluated(propose_smaller(setup));
+    let mut found = within(&singles, fits);
     if found.is_empty() {
-        let pairs = propose_smaller(setup).into_iter().flat_map(|first| {
-            propose_smaller(&first.setup)
-                .into_iter()
-                .map(move |second| first.and(second))
-        });
-        found = fitting(pairs.collect());
+        let pairs = evaluated(pairs());
+        let choices = [(&pairs, fits), (&singles, figure_fits), (&pairs, figure_fits)];
+        let mut choices = choices
+            .into_iter()
+            .map(|(changes, most)| within(changes, most));
+        found = choices.find(|found| !found.is_empty()).unwrap_or_default();
     }
     found.sort_by(|a, b| a.prediction.seconds.total_cmp(&b.prediction.seconds));
     let mut seen: Vec<f64> = Vec::new();
@@ -154,7 +175,7 @@ fn speed_ups(predictor: &Predictor, m: &Manifest, setup: &Setup, now: &Predictio
     let changes = proposals.map(|proposal| evaluate(predictor, proposal));
     let gain = |change: &Change| -change.cost(setup, now) / now.seconds;
     let mut found: Vec<Change> = changes
-        .filter(|change| change.prediction.fits && gain(change) > 0.005)
+        .filter(|change| change.prediction.verdict == Verdict::Fits && gain(change) > 0.005)
         .collect();
     found.sort_by(|a, b| gain(b).total_cmp(&gain(a)));
     found
@@ -173,14 +194,15 @@ fn advise(predictor: &Predictor, m: &Manifest, v: &View, out: &mut Printout) {
         out.push_indented(&shape);
     }
     out.json["shape"] = shape.into();
-    let (title, key, list, shown) = if v.fits {
+    let fits = v.device_verdict == Verdict::Fits;
+    let (title, key, list, shown) = if fits {
         let list = speed_ups(predictor, m, &v.setup, now);
         ("Changes that make it faster, largest gain first", "faster", list, 6)
     } else {
-        let list = memory_remedies(predictor, m, &v.setup);
+        let list = memory_remedies(predictor, m, &v.setup, now);
         ("Changes that make it fit, cheapest first", "ladder", list, 8)
     };
-    if list.is_empty() && !v.fits {
+    if list.is_empty() && !fits {
         out.line(
             "\nNo change of one or two steps fits: more devices (--min-gpus) or a smaller model.",
         );
@@ -202,6 +224,7 @@ fn changes_table<'a>(
         .text("", |c| words::change(now.seconds, now.seconds + cost(c)))
         .column("GiB", "mem_gib", |c| Cell::fixed(c.prediction.gigabytes * GB / GIB, 1))
         .json("set", |c| Cell::new(c.sets.clone(), ""))
-        .json("fits", |c| c.prediction.fits)
+        .column("fits", "fits", |c| c.prediction.verdict.answer())
+        .json("share_beyond", |c| c.prediction.verdict.share_beyond())
         .table()
 }

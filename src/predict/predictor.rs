@@ -10,6 +10,7 @@ use super::learn::{Features, Kernel, Neighbours};
 use super::rows::{self, Row};
 use estimate::hardware::Hardware;
 use estimate::setup::Setup;
+use estimate::verdict::Verdict;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -36,7 +37,7 @@ pub struct Prediction {
     /// divided by that.
     pub seconds_error: f64,
     pub gigabytes_error: f64,
-    pub fits: bool,
+    pub verdict: Verdict,
 }
 
 static SHIPPED: LazyLock<Predictor> =
@@ -87,26 +88,34 @@ impl Predictor {
     }
 
     /// Whether it fits, without other results.
-    pub fn fits(&self, s: &Setup) -> bool {
-        cost::memory(s, &self.constants.memory).fits()
+    pub fn verdict(&self, s: &Setup) -> Verdict {
+        let memory = cost::memory(s, &self.constants.memory);
+        let (gigabytes, error) = self.correct_memory(s, &memory);
+        Verdict::new(gigabytes, error, memory.capacity)
     }
 
     pub fn predict(&self, s: &Setup) -> Prediction {
         let time = cost::time(s, &self.constants.time);
         let memory = cost::memory(s, &self.constants.memory);
         let of_time = features::for_time(s, &time, self.time.own > 0);
-        let of_memory = features::for_memory(s, &memory, self.memory.own > 0);
         let (longer, half) = self.time.predict_for(s.hardware, of_time);
-        let (more, width) = self.memory.predict_for(s.hardware, of_memory);
+        let (gigabytes, gigabytes_error) = self.correct_memory(s, &memory);
         Prediction {
             seconds: time.total() * longer.exp(),
-            gigabytes: memory.reserved() * more.exp(),
+            gigabytes,
             seconds_error: half.exp_m1(),
-            gigabytes_error: width.exp_m1(),
-            fits: memory.fits(),
+            gigabytes_error,
+            verdict: Verdict::new(gigabytes, gigabytes_error, memory.capacity),
             time,
             memory,
         }
+    }
+
+    /// Memory by the formulas, corrected by the residuals: gigabytes, and their error.
+    fn correct_memory(&self, s: &Setup, memory: &Memory) -> (f64, f64) {
+        let point = features::for_memory(s, memory, self.memory.own > 0);
+        let (more, width) = self.memory.predict_for(s.hardware, point);
+        (memory.beyond_capacity(memory.reserved() * more.exp()), width.exp_m1())
     }
 }
 

@@ -112,7 +112,7 @@ const FIGURES: &str = "
 6738415616 6738415616  /parameters  7B
 12.8e9 12.9e9  /parameters  13B --family gpt2
 64 64  /best/gpus  7B --search --gpus 64
-# Several plans are equal within the bar.
+# Several plans take the same time within 2 %.
 2 1000  /equal  manifests/gpt2-1.5b.yaml --search --gpus 16 --hardware h100-80g
 # Changes of a plan that does not fit do fit.
 0 39.4  /ladder/0/mem_gib  manifests/gpt2-1.5b.yaml --as ddp --hardware a100-40g --set topology.data=8

@@ -33,6 +33,7 @@
 //! | `estimate_pytorch` | the planner's counts against PyTorch's, of published models of all families |
 //! | `estimate_applied` | every set of flags that the planner prints, applied to its manifest |
 //! | `estimate_cli` | `gptrain estimate`: relations between its answers, pages, this machine |
+//! | `estimate_verdicts` | whether plans fit; config.json; rows of changes; unknown programs and machines |
 //! | `estimate_snapshots` | `gptrain estimate`: whole tables, messages and exit codes, and figures with limits |
 
 #[path = "../common/mod.rs"]
@@ -49,6 +50,7 @@ mod estimate_cli;
 mod estimate_own;
 mod estimate_pytorch;
 mod estimate_snapshots;
+mod estimate_verdicts;
 mod faults;
 mod hints;
 mod job;

@@ -4,14 +4,17 @@ use super::progress::Bar;
 use super::records::{Changes, learn};
 use super::search::explain_none;
 use super::{Estimate, find_predictor};
+use base::table::Printout;
 use base::{Problems, number};
 use estimate::campaign::{self, Law, Member};
 use estimate::change::flag_lines;
-use estimate::compare::{Side, comparison};
+use estimate::compare::{self, Side, comparison};
 use estimate::machine::split_settings;
 use estimate::predict::Predict;
 use estimate::request::{Flags, Request};
 use estimate::setup::{Extras, Program};
+use estimate::verdict::Verdict;
+use estimate::view::View;
 use estimate::words;
 use manifest::{Loaded, Model};
 use std::path::Path;
@@ -19,9 +22,12 @@ use std::path::Path;
 #[derive(clap::Args)]
 pub struct Campaign {
     /// Compare with other settings, as in --what-if "topology.tensor=4,batch.micro=2", or with
-    /// another manifest
+    /// another manifest. Given several times, or with --csv, it prints a row for each plan
     #[arg(long, value_name = "KEY=VALUE,…|FILE")]
-    pub what_if: Option<String>,
+    pub what_if: Vec<String>,
+    /// Print the rows of --what-if as comma-separated values
+    #[arg(long, requires = "what_if", conflicts_with = "json")]
+    pub csv: bool,
     /// Plan models of several sizes in the manifest's family, such as 125M,350M,1.3B, each with the
     /// tokens of --law and its best topology over --gpus
     #[arg(long, value_delimiter = ',', value_parser = words::tokens)]
@@ -65,43 +71,84 @@ impl Campaign {
     }
 }
 
-/// Prints both plans side by side. Ok(false) if the changed plan does not fit.
-pub fn print_comparison(args: &Estimate, path: &Path, changes: &str) -> anyhow::Result<bool> {
-    let (from, mut sets) = match Path::new(changes) {
-        file if file.is_file() => (file, Vec::new()),
-        _ => (path, args.set.clone()),
-    };
-    let now = args.load(path, &args.set)?;
-    let mut flags = Vec::new();
-    let then = if from == path {
-        let changes = Changes::read(changes, &now.manifest.topology)?;
-        sets.extend_from_slice(&changes.sets);
-        let then = args
-            .load(from, &sets)
+/// Plan of `--what-if`: its manifest and figures, and the settings that make it from the plan as it is.
+struct Plan {
+    loaded: Loaded,
+    view: View,
+    changes: Vec<String>,
+}
+
+impl Plan {
+    fn new(
+        args: &Estimate,
+        loaded: Loaded,
+        sets: &[String],
+        changes: Vec<String>,
+    ) -> anyhow::Result<Plan> {
+        let (_, columns) = split_settings(sets);
+        let flags = Flags { columns: &columns, ..args.flags() };
+        let (request, other) = make_request(args, &loaded, flags)?;
+        Ok(Plan { view: request.view(other), loaded, changes })
+    }
+
+    fn side<'a>(&'a self, name: &'a str) -> Side<'a> {
+        Side { name, view: &self.view, effective: &self.loaded.effective }
+    }
+
+    /// Plan of another manifest, or of `path` with changes of the plan as it is.
+    fn changed(args: &Estimate, path: &Path, now: &Plan, changes: &str) -> anyhow::Result<Plan> {
+        let file = Path::new(changes);
+        if file.is_file() {
+            return Plan::new(args, args.load(file, &[])?, &[], Vec::new());
+        }
+        let changes = Changes::read(changes, &now.loaded.manifest.topology)?;
+        let sets = [&args.set[..], &changes.sets].concat();
+        let loaded = args
+            .load(path, &sets)
             .map_err(|error| changes.explain(error))?;
-        flags = changes.sets;
-        then
-    } else {
-        args.load(from, &sets)?
-    };
-    let view = |loaded: &Loaded, columns: &[String]| {
-        let flags = Flags { columns, ..args.flags() };
-        let (request, other) = make_request(args, loaded, flags)?;
-        anyhow::Ok(request.view(other))
-    };
-    let [before, after] = [&args.set, &sets].map(|sets| split_settings(sets).1);
-    let a = view(&now, &before)?;
-    let b = view(&then, &after)?;
-    let side = |name, view, effective| Side { name, view, effective };
-    let mut out =
-        comparison(&side("as it is", &a, &now.effective), &side("what if", &b, &then.effective));
-    if !flags.is_empty() {
+        Plan::new(args, loaded, &sets, changes.sets)
+    }
+}
+
+/// Prints the plan and its changes: one side by side, several as rows. Ok(false) if none of the changed
+/// plans fits, even with a part of its bar.
+pub fn print_changes(args: &Estimate, path: &Path) -> anyhow::Result<bool> {
+    let now = Plan::new(args, args.load(path, &args.set)?, &args.set, Vec::new())?;
+    let plans = args.campaign.what_if.iter();
+    let plans = plans
+        .map(|changes| Plan::changed(args, path, &now, changes))
+        .collect::<anyhow::Result<Vec<Plan>>>()?;
+    match &plans[..] {
+        [then] if !args.campaign.csv => print_comparison(args, &now, then),
+        _ => print_rows(args, &now, &plans),
+    }
+    Ok(plans
+        .iter()
+        .any(|plan| plan.view.verdict() != Verdict::DoesNotFit))
+}
+
+fn print_comparison(args: &Estimate, now: &Plan, then: &Plan) {
+    let mut out = comparison(&now.side("as it is"), &then.side("what if"));
+    if !then.changes.is_empty() {
         out.line("\nThe changed plan");
-        out.push_indented(flag_lines(&flags));
-        out.json["set"] = flags.into();
+        out.push_indented(flag_lines(&then.changes));
+        out.json["set"] = then.changes.clone().into();
     }
     out.say(args.json);
-    Ok(b.fits_all())
+}
+
+fn print_rows(args: &Estimate, now: &Plan, plans: &[Plan]) {
+    let names = ["as it is"]
+        .into_iter()
+        .chain(args.campaign.what_if.iter().map(String::as_str));
+    let views = [now].into_iter().chain(plans).map(|plan| &plan.view);
+    let rows: Vec<(&str, &View)> = names.zip(views).collect();
+    let table = compare::plans(&rows);
+    if args.campaign.csv {
+        base::say!("{}", table.csv().trim_end());
+    } else {
+        Printout::from_table(table).say(args.json);
+    }
 }
 
 /// Request with the result of --calibrate, and the predictor of another program.

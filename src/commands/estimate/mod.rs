@@ -1,6 +1,7 @@
 //! `gptrain estimate`
 
 mod campaign;
+pub mod config;
 mod log;
 #[cfg(feature = "predict")]
 mod others;
@@ -23,8 +24,10 @@ use estimate::predict::Predict;
 use estimate::request::{Flags, Request};
 use estimate::setup::{Extras, Program};
 use estimate::trainers;
+use estimate::verdict::Verdict;
 use estimate::view::View;
 use estimate::{plot, print, shapes, words};
+use exchange::hf::read_config_file;
 use launch::exit::{self, AlreadyPrinted};
 use manifest::{Family, Loaded, Ranks};
 use plan::timeline;
@@ -34,7 +37,8 @@ use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
 pub struct Estimate {
-    /// Manifest, or a size such as 7B: then the shape of the published model of that size
+    /// Manifest; or a config.json of Hugging Face or its folder, for a run of that model; or a size such as
+    /// 7B: then the shape of the published model of that size
     #[arg(required_unless_present_any = [
         "selftest", "score", "list_hardware", "list_shapes", "from", "args", "log",
     ])]
@@ -161,16 +165,19 @@ impl Estimate {
         if fits { Ok(()) } else { Err(AlreadyPrinted { code: exit::DOES_NOT_FIT }.into()) }
     }
 
-    /// Prints the plan. Ok(false) if it does not fit.
+    /// Prints the plan. Ok(false) if it does not fit, by its whole bar.
     fn print_plan(&self) -> anyhow::Result<bool> {
         let (settings, columns) = split_settings(&self.set);
+        if let Some(file) = self.manifest.as_deref().and_then(config::find) {
+            self.say_defaults(&read_config_file(&file)?, &file);
+        }
         let loaded = match (&self.from, &self.args, &self.manifest) {
             (Some(from), ..) => foreign::planned_run(from, &settings)?,
             (None, Some(script), _) => self.script.planned_run(script, &settings)?,
             (None, None, manifest) => {
                 let path = manifest.as_ref().expect("clap asks for it");
-                if let Some(other) = &self.campaign.what_if {
-                    return campaign::print_comparison(self, path, other);
+                if !self.campaign.what_if.is_empty() {
+                    return campaign::print_changes(self, path);
                 }
                 if !self.campaign.sizes.is_empty() {
                     return campaign::print_sizes(self, path);
@@ -201,12 +208,15 @@ impl Estimate {
         }
         add_charts(self, &request, other, &view, &mut out)?;
         out.say(self.json);
-        Ok(view.fits_all())
+        Ok(view.verdict() != Verdict::DoesNotFit)
     }
 
     /// Loads the manifest, or makes one for a size.
     fn load(&self, path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
         let (sets, _) = &split_settings(sets);
+        if let Some(file) = config::find(path).filter(|_| self.family.is_none()) {
+            return config::planned_run(&read_config_file(&file)?, &file, sets);
+        }
         let size = path.to_str().filter(|_| !path.exists()).map(words::tokens);
         let Some(Ok(size)) = size else {
             if self.family.is_some() {

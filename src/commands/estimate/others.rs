@@ -3,8 +3,11 @@
 use super::Estimate;
 use super::records::read;
 use base::Problems;
+use estimate::hardware::{self, Hardware};
+use estimate::machine;
 use estimate::setup::Setup;
 use estimate::trainers::{self, Trainer};
+use predict::rows::Given;
 use predict::{Predictor, calibrate, rows, score};
 
 /// Number of skipped log lines that are printed.
@@ -18,7 +21,8 @@ pub fn load_predictor(
 ) -> anyhow::Result<&'static Predictor> {
     let Some(path) = &args.calibrate else { return Ok(Predictor::shipped()) };
     let name = path.display().to_string();
-    let found = calibrate::calibrate(&read(path)?, &name, setup, args.async_launches)?;
+    let given = given(args, setup)?;
+    let found = calibrate::calibrate(&read(path)?, &name, setup, args.async_launches, given)?;
     for (id, what) in found.refused.iter().take(SHOWN) {
         base::warn!("{name}: {id}: {what}");
     }
@@ -37,8 +41,8 @@ pub fn print_scores(args: &Estimate) -> anyhow::Result<()> {
         Some(path) => {
             let predictor = load_predictor(args, None)?;
             let text = read(path)?;
-            let family = parse_family(args)?;
-            let mut rows = rows::read_as(&text, &path.display().to_string(), family)?;
+            let given = given(args, None)?;
+            let mut rows = rows::read_with(&text, &path.display().to_string(), given)?;
             if args.async_launches {
                 rows = rows
                     .into_iter()
@@ -52,7 +56,32 @@ pub fn print_scores(args: &Estimate) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Program whose formulas the rows of unknown programs have in --score.
+/// What --as and --hardware say of rows: the formulas of unknown programs, and the machine of a file.
+fn given(args: &Estimate, plan: Option<&Setup>) -> Result<Given, Problems> {
+    if let Some(plan) = plan {
+        let is_row = hardware::table()
+            .iter()
+            .any(|row| std::ptr::eq(row, plan.hardware));
+        return Ok(Given {
+            family: args.program.as_ref().map(|_| plan.trainer()),
+            machine: (!is_row).then_some(plan.hardware),
+        });
+    }
+    let machine: Option<&'static Hardware> = match args.hardware.as_deref() {
+        Some(name) if manifest::is_hardware_file(name) => Some(machine::find(name, "--hardware")?),
+        Some(_) => {
+            return Err(Problems::one(
+                "--hardware",
+                "has no effect here: every row of --score names its machine",
+                "leave it out, or give the file of a machine that the rows name",
+            ));
+        }
+        None => None,
+    };
+    Ok(Given { family: parse_family(args)?, machine })
+}
+
+/// Program whose formulas the rows of unknown programs have.
 fn parse_family(args: &Estimate) -> Result<Option<&'static Trainer>, Problems> {
     if args.program.as_deref() == Some("gptrain") {
         return Err(Problems::one(

@@ -17,7 +17,7 @@ impl Estimate {
     /// --gpus alone asks for the best topology over them: a plan has its own grid.
     /// `fills_gpus`: unless it says how many ranks the manifest's grid has.
     pub fn imply_search(&mut self, fills_gpus: bool) {
-        let compares = self.campaign.what_if.is_some() || !self.campaign.sizes.is_empty();
+        let compares = !(self.campaign.what_if.is_empty() && self.campaign.sizes.is_empty());
         if let Some(gpus) = self.search.gpus
             && self.is_planning()
             && !fills_gpus
@@ -31,7 +31,7 @@ impl Estimate {
 
     pub fn refuse_unused(&self, fills_gpus: bool) -> Result<(), Problems> {
         let s = &self.search;
-        let compares = self.campaign.what_if.is_some();
+        let compares = !self.campaign.what_if.is_empty();
         let sizes = !self.campaign.sizes.is_empty();
         let until = self.campaign.until_loss.is_some();
         let over = s.search || s.max_params || sizes || s.days.is_some() || fills_gpus;

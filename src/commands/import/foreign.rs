@@ -2,11 +2,13 @@
 //! run, with AdamW's states, the number of updates, the learning rates and the place in the data.
 
 use super::{lines, say_refused};
+use crate::estimate::config;
 use crate::new_run::write_run;
 use base::output::Existing;
 use base::{Bytes, Count, DType, Problems};
 use checkpoint::atomic_folder::{self, FolderKind};
 use exchange::foreign::{self, Choices, Format, Needed, RunDescription};
+use exchange::hf::read_config;
 use exchange::source::{self, DryRun};
 use manifest::{Loaded, Manifest};
 use model::{Layout, ModelShard};
@@ -172,13 +174,7 @@ fn size(m: &Manifest) -> (u64, Bytes) {
 pub fn planned_run(from: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
     let format = foreign::detect(from)?;
     if format == Format::HuggingFace {
-        let model = super::hugging_face::model_section(from)?;
-        let text = format!(
-            "{model}\nprecision: bf16\ndata: {{train: corpus}}\nbatch: {{micro: 1, global: 512}}\n\
-             lr: {{peak: 3e-5}}\ntrain: {{steps: 1000}}\n"
-        );
-        let place = from.display().to_string();
-        return Ok(source::new_manifest(&text, &place, Path::new("imported"), sets)?.1);
+        return config::planned_run(&read_config(from)?, from, sets);
     }
     let choices = Choices { sets: sets.to_vec(), needed: Needed::Plan, ..Choices::default() };
     if format == Format::HfTrainer {

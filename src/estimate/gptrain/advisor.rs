@@ -5,7 +5,8 @@
 use super::compression::CompressionGain;
 use super::dry_run::{self, MemoryLimits};
 use crate::change::{ChangeKind, Proposal, propose_faster, propose_smaller};
-use crate::setup::Setup;
+use crate::search::{Planner, Search, print};
+use crate::setup::{Extras, Setup};
 use base::Bytes;
 use manifest::{self, Adam8bit, Manifest, Optimizer};
 use std::path::Path;
@@ -45,7 +46,8 @@ const SUMS: f64 = 0.1;
 const TIMES: usize = 4;
 
 impl Advisor<'_> {
-    /// Smallest sets of changes that make every rank fit: single changes, else pairs. Grouped by kind,
+    /// Smallest sets of changes that make every rank fit: single changes, else pairs; and the fastest
+    /// topology over the same devices, if all of these put states on the host or in 8 bits. Grouped by kind,
     /// fastest first.
     pub fn remedies(&self) -> Vec<Change> {
         let fitting = |proposals: Vec<Proposal>| -> Vec<Change> {
@@ -58,6 +60,10 @@ impl Advisor<'_> {
         let mut found = fitting(first.clone());
         if found.is_empty() {
             found = fitting(self.pair_with(first, propose_less_memory));
+        }
+        let needs_more = |change: &Change| change.kind >= ChangeKind::Offload;
+        if found.iter().all(needs_more) {
+            found.extend(self.fastest_topology());
         }
         sort_changes(found)
     }
@@ -88,6 +94,21 @@ impl Advisor<'_> {
         found.extend(self.compress());
         found.retain(|change| change.seconds < (1.0 - GAIN) * now);
         sort_changes(found)
+    }
+
+    /// Fastest topology over as many devices, with the manifest's optimizer and states on the devices.
+    fn fastest_topology(&self) -> Option<Change> {
+        let Advisor { manifest: m, setup, limits, .. } = *self;
+        let planner = Planner::for_gptrain(m, limits);
+        let samples = m.train.samples;
+        let search = Search::new(planner, setup, m.batch.ramp(), samples, Extras::default());
+        let found = search.first(setup.ranks())?.setup;
+        self.fitting(Proposal {
+            kind: ChangeKind::Shard,
+            what: print::describe(&found),
+            sets: print::sets(m, &found),
+            setup: found,
+        })
     }
 
     /// Each change of `first`, followed by each that `second` derives from it.

@@ -3,9 +3,10 @@
 //! message of n bytes takes α + n/β), and the copies to and from the host; or its slowdown, learned from
 //! the steps of a real run. What a file does not measure keeps the table's figure.
 
+use super::local_cpu::uncertainty_on_busy;
 use super::prices::Prices;
 use super::{drift, dry_run};
-use crate::hardware::{HOST_SHARE, Hardware, Link, Links, MEASURED, Shares};
+use crate::hardware::{HOST_SHARE, Hardware, Link, Links, Shares};
 use crate::logs::Log;
 use crate::measured::{LATENCY_BYTES, Measured};
 use crate::parts::{Part, PartSeconds, PartTable};
@@ -55,7 +56,7 @@ pub fn learn(found: &Measured, name: &str, m: &Manifest, setup: Setup) -> Result
         host_gb_s: host(found).map_or(hw.host_gb_s, |measured| measured / HOST_SHARE),
         link_gb_s: transfers(found).unwrap_or(hw.link_gb_s),
         links: Links { bus: link(found, true), network: link(found, false) },
-        uncertainty: MEASURED,
+        uncertainty: uncertainty_on_busy(found.busy_share, 1.0),
         ..hw.clone()
     };
     let per_node = found
@@ -221,6 +222,12 @@ pub fn line(found: &Measured, setup: &Setup) -> String {
             line += &format!(", {gb_s:.3} GB/s and {latency_us:.1} µs {place}");
         }
     }
+    if found.busy_share > 0.0 {
+        line += &format!(
+            "; measured while other programs had {:.0} % of the machine, so the bar is wider",
+            100.0 * found.busy_share
+        );
+    }
     line
 }
 
@@ -328,6 +335,7 @@ train: {samples: 800}
             units: "nodes".into(),
             pairs: Vec::new(),
             slow: Vec::new(),
+            busy_share: 0.0,
             notes: Vec::new(),
             changes: Vec::new(),
             soak: Vec::new(),
@@ -457,6 +465,23 @@ train: {samples: 800}
         assert!(!said.contains("tensor collectives"), "hidden beside computation: {said}");
     }
 
+    /// Half of a machine was free, so what is measured may be half of what it can do.
+    #[test]
+    fn a_busy_machine_widens_the_bar() {
+        let m = planned(&[]);
+        let error = |busy_share: f64| {
+            let found = Measured { busy_share, ..measured() };
+            let learned = learn(&found, "bench.json", &m, setup(&m)).unwrap();
+            let said = line(&found, &learned).contains("other programs had 50 % of the machine");
+            assert_eq!(said, busy_share > 0.0);
+            dry_run::error(learned.hardware)
+        };
+        near(error(0.0), 0.2);
+        near(error(0.5), 0.2 + 1.0);
+        let text = json!(Measured { busy_share: 0.5, ..measured() }).to_string();
+        assert_eq!(Measured::read(&text, "b.json").unwrap().busy_share, 0.5);
+    }
+
     #[test]
     fn a_link_that_was_not_measured_stays_the_data_sheets() {
         let m = planned(&[]);
@@ -487,7 +512,8 @@ train: {samples: 800}
             change(&mut value);
             Measured::read(&value.to_string(), "b.json").unwrap_err()
         };
-        let cases: [(Problems, &str); 7] = [
+        let cases: [(Problems, &str); 8] = [
+            (broken(&|v| v["busy_share"] = json!(1.5)), "busy_share 1.5 is not a share"),
             (Measured::read("step 1 loss 2", "b.json").unwrap_err(), "is not a document of"),
             (Measured::read("{\"a\": 1}", "b.json").unwrap_err(), "but no document of"),
             (broken(&|v| v["format"] = json!("gptrain bench 9")), "its format is"),

@@ -131,9 +131,15 @@ impl Timings {
         if !self.busy.exceeds_idle() {
             return MEASURED;
         }
-        let free = (processors - busy).max(processors / 8.0);
-        MEASURED + ((processors / free).max(self.spread) - 1.0) / 2.0
+        uncertainty_on_busy(busy / processors, self.spread)
     }
+}
+
+/// Half the error bar of what was measured while other programs had this share of a machine, and the
+/// median try took `spread` times the fastest.
+pub fn uncertainty_on_busy(share: f64, spread: f64) -> f64 {
+    let free = (1.0 - share).max(1.0 / 8.0);
+    MEASURED + ((1.0 / free).max(spread) - 1.0) / 2.0
 }
 
 /// Runs both ops in turns.

@@ -12,14 +12,14 @@ use manifest::{Loaded, Manifest};
 /// Maximum number of remedies.
 const NAMED: usize = 5;
 
-/// Changes with which a rank reserves at most `limits`: small ones; else another topology.
+/// Changes with which a rank reserves at most `limits`: small ones or another topology; else more GPUs.
 pub fn advice(loaded: &Loaded, limits: MemoryLimits, hw: &'static Hardware) -> String {
     let effective = &*loaded.effective;
     let manifest = &loaded.manifest;
     let setup = &Setup::new(manifest, Program::Gptrain, hw);
     let small = Advisor { effective, manifest, setup, limits }.remedies();
     if small.is_empty() {
-        return suggest_topology(manifest, setup, limits);
+        return suggest_more_gpus(manifest, setup, limits);
     }
     small
         .iter()
@@ -29,32 +29,18 @@ pub fn advice(loaded: &Loaded, limits: MemoryLimits, hw: &'static Hardware) -> S
         .join("\n      or ")
 }
 
-/// Fastest topology over as many GPUs; else the fewest GPUs.
-fn suggest_topology(m: &Manifest, setup: &Setup, limits: MemoryLimits) -> String {
-    let search = search(m, setup, limits);
+/// The fewest GPUs.
+fn suggest_more_gpus(m: &Manifest, setup: &Setup, limits: MemoryLimits) -> String {
+    let planner = Planner::for_gptrain(m, limits);
+    let samples = m.train.samples;
+    let search = Search::new(planner, setup, m.batch.ramp(), samples, Extras::default());
     let ranks = setup.ranks();
-    if let Some(found) = flags_of_fastest_cut(m, setup, limits) {
-        return format!("no small change is enough; over {ranks} GPUs this topology fits: {found}");
-    }
     match search.find_fewest_devices(MOST_DEVICES) {
         Some(found) => format!(
             "no topology over {ranks} GPUs fits; {} GPUs hold it: {}",
-            found.setup.ranks(),
-            set_flags(&print::sets(m, &found.setup))
+            found.best.setup.ranks(),
+            set_flags(&print::sets(m, &found.best.setup))
         ),
         None => "no topology over any number of such GPUs fits: make the model smaller".to_string(),
     }
-}
-
-/// The flags of the fastest cut over as many GPUs.
-pub fn flags_of_fastest_cut(m: &Manifest, setup: &Setup, limits: MemoryLimits) -> Option<String> {
-    let found = search(m, setup, limits).first(setup.ranks());
-    found.map(|found| set_flags(&print::sets(m, &found.setup)))
-}
-
-fn search<'a>(m: &'a Manifest, setup: &'a Setup, limits: MemoryLimits) -> Search<'a> {
-    let planner = Planner::for_gptrain(m, limits);
-    let ramp = m.batch.ramp();
-    let samples = m.train.samples;
-    Search::new(planner, setup, ramp, samples, Extras::default())
 }

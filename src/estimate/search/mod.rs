@@ -14,6 +14,7 @@ use super::gptrain::cuts;
 use super::gptrain::dry_run::{self, MemoryLimits};
 use super::predict::{Needs, Predict};
 use super::setup::{Extras, Setup};
+use super::verdict::{OFFERED, Verdict};
 use manifest::{Manifest, Recompute};
 use plan::length::LengthRamp;
 use plan::ramp::Ramp;
@@ -26,6 +27,8 @@ use std::sync::Arc;
 pub struct Planner<'a> {
     manifest: &'a Manifest,
     means: Means<'a>,
+    /// Largest share of a plan's bar that may be beyond the memory.
+    most_beyond: f64,
 }
 
 #[derive(Clone, Copy)]
@@ -36,7 +39,7 @@ enum Means<'a> {
     Predictor(&'a dyn Predict),
 }
 
-/// Cut that fits.
+/// Cut that fits, or that may not fit if the search permits that.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     pub setup: Setup,
@@ -46,6 +49,7 @@ pub struct Candidate {
     pub seconds_error: f64,
     /// Peak memory of a device over all ranks, as nvidia-smi shows it.
     pub bytes: f64,
+    pub verdict: Verdict,
 }
 
 /// Candidate, its index in the list of cuts, and its stages if gptrain trains.
@@ -64,13 +68,13 @@ impl<'a> Planner<'a> {
     ) -> Planner<'a> {
         match other {
             None => Planner::for_gptrain(manifest, MemoryLimits::new(manifest, setup.hardware)),
-            Some(other) => Planner { manifest, means: Means::Predictor(other) },
+            Some(other) => Planner { manifest, means: Means::Predictor(other), most_beyond: 0.0 },
         }
     }
 
     /// Planner of gptrain's own cuts, a rank of which may reserve at most `limits`.
     pub fn for_gptrain(manifest: &'a Manifest, limits: MemoryLimits) -> Planner<'a> {
-        Planner { manifest, means: Means::DryRun(limits) }
+        Planner { manifest, means: Means::DryRun(limits), most_beyond: 0.0 }
     }
 
     fn is_own(&self) -> bool {
@@ -80,8 +84,12 @@ impl<'a> Planner<'a> {
     fn fits(&self, setup: &Setup) -> bool {
         match self.means {
             Means::DryRun(limits) => dry_run::fits(&cuts::manifest(self.manifest, setup), limits),
-            Means::Predictor(predictor) => predictor.fits(setup),
+            Means::Predictor(predictor) => self.permits(predictor.verdict(setup)),
         }
+    }
+
+    fn permits(&self, verdict: Verdict) -> bool {
+        verdict.share_beyond() <= self.most_beyond
     }
 
     /// None if it does not fit.
@@ -96,14 +104,15 @@ impl<'a> Planner<'a> {
                     seconds: dry_run::seconds(&stages, &setup),
                     seconds_error: dry_run::error(setup.hardware),
                     bytes: dry_run::peak(&stages).1.0 as f64 + around,
+                    verdict: Verdict::Fits,
                     setup,
                 };
                 Some(Evaluated { candidate, number, stages })
             }
             // Memory first: it is cheap, and most cuts need too much.
-            Means::Predictor(predictor) => predictor.fits(&setup).then(|| {
-                let Needs { seconds, seconds_error, bytes } = predictor.needs(&setup);
-                let candidate = Candidate { setup, seconds, seconds_error, bytes };
+            Means::Predictor(predictor) => self.permits(predictor.verdict(&setup)).then(|| {
+                let Needs { seconds, seconds_error, bytes, verdict } = predictor.needs(&setup);
+                let candidate = Candidate { setup, seconds, seconds_error, bytes, verdict };
                 Evaluated { candidate, number, stages: Vec::new() }
             }),
         }
@@ -152,6 +161,21 @@ pub struct Planned {
     pub days: Days,
 }
 
+/// Cut of the fewest devices, or of the largest model.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// It fits, or its verdict says how much of its bar does not.
+    pub best: Candidate,
+    /// Cut over fewer devices, or of a larger model, whose figure of memory fits, but not its whole bar.
+    pub in_doubt: Option<Candidate>,
+}
+
+impl Answer {
+    fn without_doubt(best: Candidate) -> Answer {
+        Answer { best, in_doubt: None }
+    }
+}
+
 /// Best cuts over some devices, and over fewer devices if that saves money.
 #[derive(Debug)]
 pub struct Ranking {
@@ -159,17 +183,23 @@ pub struct Ranking {
     pub cuts: usize,
     /// Whether no cut fitted without `Extras::SMALLER`.
     pub only_smaller: bool,
-    /// Fastest cuts over the run. The first is the simplest of those that the plan cannot distinguish
-    /// from the fastest.
+    /// Fastest cuts over the run, the fastest first.
     pub best: Vec<Planned>,
-    /// Number of `best` that the plan cannot distinguish from the fastest.
+    /// Number of `best` that are about as fast as the first.
     pub equal: usize,
+    /// Simplest cut that is about as fast as the first and leaves room, if that is another.
+    pub simplest: Option<Planned>,
     /// Best cut of each number of devices that is faster or cheaper than all others.
     pub pareto: Vec<Planned>,
+    /// Fastest cut that is faster than all these, and whose figure of memory fits, but not its whole bar.
+    pub in_doubt: Option<Planned>,
 }
 
 /// Maximum number of devices.
 pub const MOST_DEVICES: usize = 65536;
+
+/// Factor of devices up to which a plan without doubt about its memory is tried.
+const MORE: usize = 8;
 
 /// Number of cuts with the fastest steps that are evaluated over the whole run.
 const BEST: usize = 12;
@@ -316,13 +346,23 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// The search with each permitted doubt about memory, from none. gptrain's own memory is exact.
+    fn with_doubts(&self) -> impl Iterator<Item = Search<'a>> {
+        let doubts = if self.planner.is_own() { &OFFERED[..1] } else { &OFFERED[..] };
+        doubts.iter().map(|most| self.with_doubt(*most))
+    }
+
+    fn with_doubt(&self, most_beyond: f64) -> Search<'a> {
+        Search { planner: Planner { most_beyond, ..self.planner }, ..self.clone() }
+    }
+
     /// Best cut of `devices` over the whole run.
     fn find_best(&self, devices: usize) -> Option<Planned> {
-        Some(
-            self.rank_simplest_first(&self.cuts(devices), 1)?
-                .best
-                .swap_remove(0),
-        )
+        let cuts = self.cuts(devices);
+        let mut found = self
+            .with_doubts()
+            .filter_map(|search| search.rank_fastest(&cuts, 1));
+        Some(found.next()?.best.swap_remove(0))
     }
 
     /// Fastest cut of `devices`.
@@ -353,7 +393,23 @@ impl<'a> Search<'a> {
         let wider = found.only_smaller.then(|| self.with_memory_extras());
         let search = wider.as_ref().unwrap_or(self);
         found.pareto = search.pareto(devices, found.best[0].clone());
+        found.in_doubt = self.find_faster_in_doubt(devices, &found);
         Some(found)
+    }
+
+    /// Fastest cut whose figure of memory fits, but not its whole bar, if it is faster than the best.
+    fn find_faster_in_doubt(&self, devices: usize, found: &Ranking) -> Option<Planned> {
+        let [none, some, _] = OFFERED;
+        let best = &found.best[0];
+        if self.planner.is_own() || best.candidate.verdict.share_beyond() > none {
+            return None;
+        }
+        let search = self.with_doubt(some);
+        let faster = search
+            .rank_fastest(&search.cuts(devices), 1)?
+            .best
+            .swap_remove(0);
+        (faster.days.seconds < (1.0 - simplest::TIE) * best.days.seconds).then_some(faster)
     }
 
     /// Best cuts of exactly `devices`.
@@ -368,7 +424,7 @@ impl<'a> Search<'a> {
 
     /// The first `most` cuts of `ranked`, which may be more than it has.
     pub fn best_cuts(&self, devices: usize, most: usize) -> Vec<Candidate> {
-        let ranked = |search: &Search| search.rank_simplest_first(&search.cuts(devices), most);
+        let ranked = |search: &Search| search.rank_fastest(&search.cuts(devices), most);
         let found = ranked(self).or_else(|| ranked(&self.with_memory_extras()));
         let best = found.map_or(Vec::new(), |found| found.best);
         best.into_iter().map(|planned| planned.candidate).collect()
@@ -381,7 +437,11 @@ impl<'a> Search<'a> {
     }
 
     fn ranked_as_asked(&self, devices: usize) -> Option<Ranking> {
-        self.rank_simplest_first(&self.cuts(devices), BEST)
+        let cuts = self.cuts(devices);
+        let mut found = self
+            .with_doubts()
+            .filter_map(|search| search.rank_with_simplest(&cuts, BEST));
+        found.next()
     }
 
     /// Days and GPU-hours for numbers of devices.
@@ -416,11 +476,31 @@ impl<'a> Search<'a> {
     }
 
     /// Fewest whole nodes on which the model fits, with the cut; part of a node if that is enough.
-    pub fn find_fewest_devices(&self, most: usize) -> Option<Candidate> {
+    pub fn find_fewest_devices(&self, most: usize) -> Option<Answer> {
+        let [none, some, all] = OFFERED;
+        if self.planner.is_own() {
+            return self.find_fewest_between(1, most).map(Answer::without_doubt);
+        }
+        let fewest = |doubt: f64, least: usize, most: usize| {
+            self.with_doubt(doubt).find_fewest_between(least, most)
+        };
+        let found = fewest(some, 1, most).or_else(|| fewest(all, 1, most))?;
+        let devices = found.setup.ranks();
+        Some(match fewest(none, devices, most.min(MORE * devices)) {
+            Some(sure) if sure.setup.ranks() == devices => Answer::without_doubt(sure),
+            Some(sure) => Answer { best: sure, in_doubt: Some(found) },
+            None => Answer::without_doubt(found),
+        })
+    }
+
+    fn find_fewest_between(&self, least: usize, most: usize) -> Option<Candidate> {
         let node = self.setup.per_node;
         let part_of_node = (0..).map(|i| 1 << i).take_while(|n| *n < node);
         let nodes = (1..=most / node).map(|n| n * node);
-        let devices = part_of_node.chain(nodes).find(|devices| {
+        let mut numbers = part_of_node
+            .chain(nodes)
+            .filter(|devices| *devices >= least);
+        let devices = numbers.find(|devices| {
             let fits = self.any_fits(*devices);
             if !fits {
                 self.report(Progress::TooFew(*devices));
@@ -438,9 +518,20 @@ impl<'a> Search<'a> {
         most: usize,
         in_time: &dyn Fn(&Days) -> bool,
     ) -> Option<Planned> {
+        let mut found = self
+            .with_doubts()
+            .filter_map(|search| search.find_fewest_in_time_as_permitted(most, in_time));
+        found.next()
+    }
+
+    fn find_fewest_in_time_as_permitted(
+        &self,
+        most: usize,
+        in_time: &dyn Fn(&Days) -> bool,
+    ) -> Option<Planned> {
         let node = self.setup.per_node;
         let best = |devices: usize| {
-            let ranked = self.rank_simplest_first(&self.cuts(devices), BEST);
+            let ranked = self.rank_fastest(&self.cuts(devices), BEST);
             let mut plans = ranked.into_iter().flat_map(|ranked| ranked.best);
             let found = plans.find(|plan| in_time(&plan.days));
             if found.is_none() {

@@ -1,8 +1,10 @@
 //! Prints the results of a search as text and as JSON.
 
-use super::{Candidate, Planned, Ranking};
+use super::simplest::TIE;
+use super::{Answer, Candidate, Planned, Ranking};
 use crate::change::{flag_lines, layer_split_name};
 use crate::setup::{Moments, Program, Setup};
+use crate::verdict::{self, Verdict};
 use crate::view::{GIB, Terms};
 use crate::words::{self, short_span, span};
 use base::Count;
@@ -12,13 +14,24 @@ use model::parameters;
 use serde_json::{Value, json};
 
 /// The fewest devices.
-pub fn print_fewest_devices(m: &Manifest, found: &Candidate) -> Printout {
-    let s = &found.setup;
-    let json = json!({ "min_gpus": s.ranks(), "way": cut(m, found) });
+pub fn print_fewest_devices(m: &Manifest, found: &Answer) -> Printout {
+    let Answer { best, in_doubt } = found;
+    let s = &best.setup;
+    let ranks = |found: &Candidate| found.setup.ranks();
+    let json = json!({
+        "min_gpus": s.ranks(), "way": cut(m, best),
+        "may_fit_gpus": in_doubt.as_ref().map(ranks),
+        "may_fit_way": in_doubt.as_ref().map(|found| cut(m, found)),
+    });
     let mut out = Printout::new(json);
-    out.line(format!("{}: at least {} × {}: {}", m.name, s.ranks(), s.hardware.name, needs(found)));
+    out.line(format!("{}: at least {} × {}: {}", m.name, s.ranks(), s.hardware.name, needs(best)));
     out.line(format!("  {}", describe(s)));
     out.push_indented(flag_lines(&sets(m, s)));
+    if let Some(found) = in_doubt {
+        out.line(format!("{} of them may be enough: {}", ranks(found), needs(found)));
+        out.line(format!("  {}", describe(&found.setup)));
+        out.push_indented(flag_lines(&sets(m, &found.setup)));
+    }
     out
 }
 
@@ -55,33 +68,51 @@ pub fn print_deadline(m: &Manifest, terms: &Terms, days: f64, found: &Planned) -
 /// Memory of a device and time of a step: "39.8 GiB per device, 4.92 s ± 20 % per step".
 fn needs(found: &Candidate) -> String {
     let step = words::with_bar(found.seconds, found.seconds_error);
-    format!("{:.1} GiB per device, {step} per step", found.bytes / GIB)
+    format!("{:.1} GiB per device{}, {step} per step", found.bytes / GIB, doubt(found))
+}
+
+/// ", may not fit (32 %)" of a cut that may not.
+fn doubt(found: &Candidate) -> String {
+    match found.verdict {
+        Verdict::Fits => String::new(),
+        other => format!(", {}", other.words()),
+    }
 }
 
 /// The largest model.
-pub fn largest(m: &Manifest, devices: usize, found: &Candidate) -> Printout {
-    let model = &found.setup.model;
-    let size = parameters(model);
-    let sets = sized_sets(m, &found.setup);
-    let mut way = cut(m, found);
-    way["set"] = flags_json(&sets);
-    let json = json!({
-        "max_params": size, "layers": model.layers, "hidden": model.hidden,
-        "ffn_hidden": model.ffn_hidden, "heads": model.heads, "way": way,
-    });
+pub fn largest(m: &Manifest, devices: usize, found: &Answer) -> Printout {
+    let Answer { best, in_doubt } = found;
+    let mut json = largest_json(m, best);
+    json["may_fit"] = in_doubt
+        .as_ref()
+        .map_or(Value::Null, |found| largest_json(m, found));
     let mut out = Printout::new(json);
-    out.line(format!(
-        "{devices} × {} hold {:.1} B parameters: {} layers, hidden {}, feed-forward {}, {} heads;",
-        found.setup.hardware.name,
-        size as f64 / 1e9,
-        model.layers,
-        model.hidden,
-        model.ffn_hidden,
-        model.heads,
-    ));
-    out.line(format!("  {}:\n  {}", needs(found), describe(&found.setup)));
-    out.push_indented(flag_lines(&sets));
+    for (found, hold) in [(Some(best), "hold"), (in_doubt.as_ref(), "may hold")] {
+        let Some(found) = found else { continue };
+        let model = &found.setup.model;
+        out.line(format!(
+            "{devices} × {} {hold} {:.1} B parameters: {} layers, hidden {}, feed-forward {}, {} heads;",
+            found.setup.hardware.name,
+            parameters(model) as f64 / 1e9,
+            model.layers,
+            model.hidden,
+            model.ffn_hidden,
+            model.heads,
+        ));
+        out.line(format!("  {}:\n  {}", needs(found), describe(&found.setup)));
+        out.push_indented(flag_lines(&sized_sets(m, &found.setup)));
+    }
     out
+}
+
+fn largest_json(m: &Manifest, found: &Candidate) -> Value {
+    let model = &found.setup.model;
+    let mut way = cut(m, found);
+    way["set"] = flags_json(&sized_sets(m, &found.setup));
+    json!({
+        "max_params": parameters(model), "layers": model.layers, "hidden": model.hidden,
+        "ffn_hidden": model.ffn_hidden, "heads": model.heads, "way": way,
+    })
 }
 
 /// The best cuts of `devices`, and of fewer where that saves. `objective` is days, gpu-hours or money.
@@ -100,27 +131,38 @@ pub fn ranking(
     let fastest = &found.best[0];
     let wanted = if objective == "days" { fastest } else { cheapest.unwrap_or(fastest) };
     let (chosen, over) = within_budget(found, wanted, terms);
+    let in_doubt = found.in_doubt.as_ref();
+    let simplest = found.simplest.as_ref();
     let json = json!({
         "objective": objective,
         "best": plan_table(m, terms, [chosen]).object(0),
         "only_smaller": found.only_smaller,
         "equal": found.equal,
+        "simplest": simplest.map(|planned| plan_table(m, terms, [planned]).object(0)),
         "ways": plan_table(m, terms, &found.best).json(),
         "pareto": plan_table(m, terms, &found.pareto).json(),
+        "in_doubt": in_doubt.map(|planned| plan_table(m, terms, [planned]).object(0)),
     });
     let mut out = Printout::new(json);
     let Candidate { setup, seconds, seconds_error, .. } = &chosen.candidate;
     let duration = terms.calendar_seconds(&chosen.days);
     out.line(format!(
-        "best by {objective}{over}: {} × {}, {} per step, {}{}",
+        "best by {objective}{over}: {} × {}, {} per step, {} for {} tokens{}",
         chosen.days.devices,
         setup.hardware.name,
         words::with_bar(*seconds, *seconds_error),
         span(duration),
+        words::size(terms.tokens as f64),
         terms.paid(&chosen.days),
     ));
     out.line(format!("  {}", describe(setup)));
     out.push_indented(flag_lines(&sets(m, setup)));
+    if let Verdict::MayNotFit(share) = chosen.candidate.verdict {
+        let share = verdict::percent(share);
+        out.line(format!(
+            "  No topology fits with its whole bar. {share} of this one's is above the memory."
+        ));
+    }
     out.push_indented(setup.hardware.notes(setup.program.name(), duration));
     let smaller =
         if found.only_smaller { ", none without 8-bit moments or states on the host" } else { "" };
@@ -130,14 +172,31 @@ pub fn ranking(
         setup.hardware.name
     )));
     if found.equal > 1 {
-        let seconds = found.best.iter().map(|planned| planned.days.seconds);
-        let slower = found.best[0].days.seconds / seconds.fold(f64::INFINITY, f64::min) - 1.0;
         out.line(format!(
-            "{} of these are equal within a tenth of the error bar; the simplest is first, {:.1} % \
-             slower",
+            "{} of these take the same time within {:.0} %.",
             found.equal,
-            100.0 * slower
+            100.0 * TIE
         ));
+    }
+    if let Some(planned) = &found.simplest {
+        let setup = &planned.candidate.setup;
+        let slower = planned.days.seconds / fastest.days.seconds - 1.0;
+        out.line(format!(
+            "The simplest of them that leaves a tenth of the memory free is {:.1} % slower:\n  {}",
+            100.0 * slower,
+            describe(setup)
+        ));
+        out.push_indented(flag_lines(&sets(m, setup)));
+    }
+    if let Some(planned) = in_doubt {
+        let Candidate { setup, .. } = &planned.candidate;
+        out.line(format!(
+            "The fastest whose memory may not fit: {}{}\n  {}",
+            words::with_bar(planned.candidate.seconds, planned.candidate.seconds_error),
+            doubt(&planned.candidate),
+            describe(setup)
+        ));
+        out.push_indented(flag_lines(&sets(m, setup)));
     }
     out.table(plan_table(m, terms, &found.pareto).titled(
         "Pareto: the best of each number of devices that is faster or cheaper than all others:",
@@ -185,6 +244,8 @@ fn cut_columns<'r, R>(
         .json("adam8bit", |row| cut(row).setup.moments == Moments::Adam8bit)
         .json("powersgd", |row| topology(row).compression.is_some())
         .column("GiB", "mem_gib", |row| Cell::fixed(cut(row).bytes / GIB, 1))
+        .json("fits", |row| cut(row).verdict == Verdict::Fits)
+        .json("share_beyond", |row| cut(row).verdict.share_beyond())
         .column("s/step", "sec_per_iter", |row| words::step(cut(row).seconds))
         .json("sec_error", |row| cut(row).seconds_error)
         .text("TFLOP/s", |row| {
@@ -214,7 +275,10 @@ fn plan_table<'a>(
             Cell::new(hours, Count(hours as u64).to_string())
         })
         .column("cost", "money", |p| terms.cost_cell(&p.days))
-        .text("", |p| extras(&p.candidate.setup).unwrap_or_default())
+        .text("", |p| {
+            let rest = extras(&p.candidate.setup).unwrap_or_default() + &doubt(&p.candidate);
+            rest.trim_start_matches(", ").to_string()
+        })
         .table()
 }
 

@@ -1,4 +1,4 @@
-//! The simplest of the cuts that the plan cannot distinguish from the fastest.
+//! The fastest cuts over the run, and the simplest of those that are about as fast.
 
 use super::{Candidate, Evaluated, Planned, Ranking, Search};
 use crate::setup::{Moments, Setup};
@@ -7,8 +7,9 @@ use manifest::LayerSplit;
 use rayon::prelude::*;
 use std::cmp::Reverse;
 
-/// Share of the error bar below which plans count as equally fast.
-pub const TIE: f64 = 0.1;
+/// Share by which cuts of one model that count as equally fast may differ. The error bar is mostly common
+/// to them, so it says nothing of their order.
+pub const TIE: f64 = 0.02;
 
 /// Share of a device's memory that the simplest cut leaves free.
 const FREE: f64 = 0.1;
@@ -25,8 +26,8 @@ struct Equal {
 
 impl Equal {
     fn new(fastest: &Planned) -> Equal {
-        let Candidate { seconds, seconds_error, ref setup, .. } = fastest.candidate;
-        let near = 1.0 + TIE * seconds_error.min(1.0);
+        let Candidate { seconds, ref setup, .. } = fastest.candidate;
+        let near = 1.0 + TIE;
         Equal {
             step: near * seconds,
             run: near * fastest.days.seconds,
@@ -44,41 +45,37 @@ impl Equal {
 }
 
 impl Search<'_> {
-    /// Fastest cuts over the run, at most `most` of them, after the simplest of those that are equally
-    /// fast. None if no cut fits.
-    pub(super) fn rank_simplest_first(&self, cuts: &[Setup], most: usize) -> Option<Ranking> {
+    /// Fastest cuts over the run, at most `most` of them, the fastest first. None if no cut fits.
+    pub(super) fn rank_fastest(&self, cuts: &[Setup], most: usize) -> Option<Ranking> {
         let fastest = self.fastest_of(cuts, most).into_iter();
-        let (numbers, mut best): (Vec<usize>, Vec<Planned>) = fastest
-            .map(|evaluated| (evaluated.number, self.plan_candidate(evaluated)))
-            .unzip();
+        let mut best: Vec<Planned> = fastest.map(|cut| self.plan_candidate(cut)).collect();
         best.sort_by(|a, b| a.days.seconds.total_cmp(&b.days.seconds));
         let equal = Equal::new(best.first()?);
-        match self.find_simplest(cuts, &numbers, equal) {
-            Some(other) => best.insert(0, other),
-            None => {
-                let ours = best
-                    .iter()
-                    .take_while(|planned| equal.includes(planned))
-                    .enumerate();
-                let simplest = ours
-                    .min_by_key(|(_, planned)| {
-                        let Planned { candidate, .. } = planned;
-                        (!equal.leaves_room(candidate), splits_key(&candidate.setup))
-                    })
-                    .map_or(0, |(place, _)| place);
-                best[..=simplest].rotate_right(1);
-            }
-        }
-        best.truncate(most);
-        let equal = best
-            .iter()
-            .filter(|planned| equal.includes(planned))
-            .count();
-        Some(Ranking { cuts: cuts.len(), only_smaller: false, equal, pareto: Vec::new(), best })
+        let equal = best.iter().filter(|planned| equal.includes(planned));
+        Some(Ranking {
+            cuts: cuts.len(),
+            only_smaller: false,
+            equal: equal.count(),
+            simplest: None,
+            pareto: Vec::new(),
+            in_doubt: None,
+            best,
+        })
     }
 
-    /// The simplest of the equally fast cuts that leave room, unless it is one of those evaluated so far.
-    fn find_simplest(&self, cuts: &[Setup], evaluated: &[usize], equal: Equal) -> Option<Planned> {
+    /// The same, with the simplest of the equally fast cuts if that is not the first.
+    pub(super) fn rank_with_simplest(&self, cuts: &[Setup], most: usize) -> Option<Ranking> {
+        let mut found = self.rank_fastest(cuts, most)?;
+        let first = &found.best[0];
+        let equal = Equal::new(first);
+        found.simplest = self
+            .find_simplest(cuts, equal)
+            .filter(|simplest| is_simpler(simplest, first) || !equal.leaves_room(&first.candidate));
+        Some(found)
+    }
+
+    /// The simplest of the equally fast cuts that leave room.
+    fn find_simplest(&self, cuts: &[Setup], equal: Equal) -> Option<Planned> {
         base::threads::init_rayon();
         let mut order: Vec<usize> = (0..cuts.len()).collect();
         order.sort_by_cached_key(|number| splits_key(&cuts[*number]));
@@ -91,15 +88,17 @@ impl Search<'_> {
                 .filter_map(|number| self.planner.evaluate(&cuts[*number], *number))
                 .filter(|evaluated| equal.leaves_room(&evaluated.candidate))
                 .collect();
-            let mut found = found
-                .into_iter()
-                .map(|one| (one.number, self.plan_candidate(one)));
-            if let Some((number, planned)) = found.find(|(_, planned)| equal.includes(planned)) {
-                return (!evaluated.contains(&number)).then_some(planned);
+            let mut found = found.into_iter().map(|one| self.plan_candidate(one));
+            if let Some(planned) = found.find(|planned| equal.includes(planned)) {
+                return Some(planned);
             }
         }
         None
     }
+}
+
+fn is_simpler(a: &Planned, b: &Planned) -> bool {
+    splits_key(&a.candidate.setup) < splits_key(&b.candidate.setup)
 }
 
 /// Order of cuts by what they split and save, the simplest first: states in the host's memory and other

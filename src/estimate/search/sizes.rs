@@ -1,7 +1,8 @@
 //! Search for the largest model of a setup's proportions that fits on some devices.
 
-use super::{Candidate, Progress, Search};
+use super::{Answer, Candidate, Progress, Search};
 use crate::setup::Setup;
+use crate::verdict::OFFERED;
 use manifest::Model;
 use model::parameters;
 
@@ -9,7 +10,21 @@ impl Search<'_> {
     /// The widest model of the setup's proportions that fits: layers, head dimension, heads a key-value
     /// head, and feed-forward width by hidden width. Layers are rounded to what a pipeline on these
     /// devices divides.
-    pub fn largest(&self, devices: usize) -> Option<Candidate> {
+    pub fn largest(&self, devices: usize) -> Option<Answer> {
+        let size = |found: &Candidate| parameters(&found.setup.model);
+        let mut found = self
+            .with_doubts()
+            .filter_map(|search| search.largest_as_permitted(devices));
+        let best = found.next()?;
+        if self.planner.is_own() || best.verdict.share_beyond() > 0.0 {
+            return Some(Answer::without_doubt(best));
+        }
+        let larger = self.with_doubt(OFFERED[1]).largest_as_permitted(devices);
+        let in_doubt = larger.filter(|larger| size(larger) > size(&best));
+        Some(Answer { best, in_doubt })
+    }
+
+    fn largest_as_permitted(&self, devices: usize) -> Option<Candidate> {
         let units: Vec<usize> = (1..=24)
             .rev()
             .filter(|unit| devices.is_multiple_of(*unit))

@@ -7,10 +7,9 @@ use manifest::{Recompute, Schedule};
 
 const GB: f64 = 1000.0 * 1048576.0;
 /// Near the limit PyTorch's cache returns memory. Above this share of the device, only half of additional
-/// needs is reserved; and this much more than the device's memory can still fit.
+/// needs is reserved, up to the device's memory.
 const FULL: f64 = 0.85;
 const SQUEEZE: f64 = 0.5;
-const OVER: f64 = 1.06;
 
 /// Memory of each stage, by purpose.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,8 +41,10 @@ impl Memory {
         if needed > full { full + SQUEEZE * (needed - full) } else { needed }
     }
 
-    pub fn fits(&self) -> bool {
-        self.needed() <= OVER * self.capacity
+    /// Reserved memory without a device's limit: what is above it counts in full, because there is
+    /// nothing left to return.
+    pub fn beyond_capacity(&self, reserved: f64) -> f64 {
+        reserved + (1.0 / SQUEEZE - 1.0) * (reserved - self.capacity).max(0.0)
     }
 }
 

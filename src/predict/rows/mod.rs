@@ -158,15 +158,41 @@ fn records(text: &str) -> Vec<(usize, Vec<String>)> {
 }
 
 pub fn read(text: &str, name: &str) -> Result<Vec<Row>, Problems> {
-    read_as(text, name, None)
+    read_with(text, name, Given::default())
+}
+
+/// The user's knowledge of programs and machines that the tables do not have.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Given {
+    /// Program whose formulas rows of unknown programs have.
+    pub family: Option<&'static Trainer>,
+    /// Machine of a file, which rows have by its name.
+    pub machine: Option<&'static Hardware>,
+}
+
+impl Given {
+    /// Machine of a row.
+    fn hardware(&self, name: &str, regime: &str) -> Result<&'static Hardware, String> {
+        match self.machine {
+            Some(own) if own.name == name.to_ascii_lowercase() => Ok(own),
+            Some(own) => hardware::for_run(name, regime)
+                .map_err(|p| format!("{}, nor that of --hardware, {}", p.list[0].what, own.name)),
+            None => hardware::for_run(name, regime).map_err(|p| {
+                format!(
+                    "{}: --hardware FILE.yaml, with the same name, describes it",
+                    p.list[0].what
+                )
+            }),
+        }
+    }
 }
 
 /// Columns that a table must have.
 const COLUMNS: &str =
     "id hardware n_layers hidden n_heads vocab seq_len framework tp pp dp mbs gbs";
 
-/// The same; rows of unknown programs have the formulas of `family`.
-pub fn read_as(text: &str, name: &str, family: Option<&Trainer>) -> Result<Vec<Row>, Problems> {
+/// The same with what the user knows beside the tables.
+pub fn read_with(text: &str, name: &str, given: Given) -> Result<Vec<Row>, Problems> {
     let records = records(text);
     let Some(((_, names), rest)) = records.split_first() else {
         return Err(Problems::one(name, "the file is empty", "give a table of measured runs"));
@@ -186,12 +212,12 @@ pub fn read_as(text: &str, name: &str, family: Option<&Trainer>) -> Result<Vec<R
     let fields = |values| Fields { names: &names, values };
     Ok(rest
         .iter()
-        .map(|(line, values)| row(*line, &fields(values), family))
+        .map(|(line, values)| row(*line, &fields(values), given))
         .collect())
 }
 
-fn row(line: usize, f: &Fields, family: Option<&Trainer>) -> Row {
-    let setup = setup(f, family);
+fn row(line: usize, f: &Fields, given: Given) -> Row {
+    let setup = setup(f, given);
     let printed = f.number("sec_per_iter");
     let implied = || {
         let s = setup.as_ref().ok()?;
@@ -272,14 +298,13 @@ fn trainer(
     Ok(trainer.for_length(f.count("seq_len")?, replica))
 }
 
-fn setup(f: &Fields, family: Option<&Trainer>) -> Result<Setup, String> {
+fn setup(f: &Fields, given: Given) -> Result<Setup, String> {
     if let Some(why) = refusal(f) {
         return Err(why);
     }
     let regime = f.text("regime");
-    let hardware =
-        hardware::for_run(f.text("hardware"), regime).map_err(|p| p.list[0].what.clone())?;
-    let trainer = trainer(f, f.count("tp")? * f.count("pp")?, family)?;
+    let hardware = given.hardware(f.text("hardware"), regime)?;
+    let trainer = trainer(f, f.count("tp")? * f.count("pp")?, given.family)?;
     let topology = topology(f, trainer)?;
     let model = model(f, topology.tensor)?;
     if topology.pipeline > model.layers || model.layers > 10_000 {

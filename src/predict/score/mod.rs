@@ -5,6 +5,7 @@ pub mod print;
 use super::fitted;
 use super::predictor::{Prediction, Predictor};
 use super::rows::Row;
+use estimate::verdict::Verdict;
 use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -185,16 +186,28 @@ pub fn memory_errors(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> Errors {
     )
 }
 
-/// Number of correct predictions of whether a run fits, and number of known outcomes.
-pub fn fits(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> (usize, usize) {
-    let all: Vec<bool> = scored
-        .iter()
-        .filter_map(|s| {
-            let fits = s.row.fits.filter(|_| of(s.row))?;
-            Some(fits == s.prediction.as_ref()?.fits)
-        })
-        .collect();
-    (all.iter().filter(|right| **right).count(), all.len())
+/// Verdicts about rows whose outcome is known: numbers of rows.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Outcomes {
+    pub rows: usize,
+    /// Rows whose verdict is that they fit, or that they do not, and how many of these are right.
+    pub decided: usize,
+    pub right: usize,
+}
+
+/// Compares whether runs fitted with their verdicts.
+pub fn outcomes(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> Outcomes {
+    let mut found = Outcomes::default();
+    for s in scored.iter().filter(|s| of(s.row)) {
+        let (Some(fitted), Some(prediction)) = (s.row.fits, &s.prediction) else { continue };
+        found.rows += 1;
+        if let Verdict::MayNotFit(_) = prediction.verdict {
+            continue;
+        }
+        found.decided += 1;
+        found.right += usize::from(fitted == (prediction.verdict == Verdict::Fits));
+    }
+    found
 }
 
 /// Jean Zay's rows on A100, whose times repeat from day to day: the known cluster.

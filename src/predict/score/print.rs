@@ -1,8 +1,8 @@
 //! Prints scores as text and as JSON.
 
 use super::{
-    Errors, Scored, fits, has_printed_seconds, is_known_cluster, memory_errors, predict_left_out,
-    regrets, score_all, sources_left_out, time_errors,
+    Errors, Outcomes, Scored, has_printed_seconds, is_known_cluster, memory_errors, outcomes,
+    predict_left_out, regrets, score_all, sources_left_out, time_errors,
 };
 use crate::cost::constants::{MEMORY, Prior, TIME};
 use crate::predictor::{Prediction, Predictor};
@@ -60,10 +60,15 @@ fn add_summary(scored: &[Scored], title: &str, out: &mut Printout) {
     rows.retain(|(_, errors)| errors.rows > 0);
     out.table(errors_table(&rows).titled(title));
     for (name, of) in [("fits, Jean Zay's A100", true), ("fits, others", false)] {
-        let (right, known) = fits(scored, &|row| is_known_cluster(row) == of);
-        if known > 0 {
-            let share = 100.0 * right as f64 / known as f64;
-            out.line(format!("  {name}: right for {right} of {known} rows, {share:.1} %"));
+        let found = outcomes(scored, &|row| is_known_cluster(row) == of);
+        let Outcomes { rows, decided, right } = found;
+        if rows > 0 {
+            let open = match rows - decided {
+                0 => String::new(),
+                open => format!("; {open} more may not fit"),
+            };
+            let share = 100.0 * right as f64 / decided.max(1) as f64;
+            out.line(format!("  {name}: right for {right} of {decided} rows, {share:.1} %{open}"));
         }
     }
 }
@@ -248,9 +253,9 @@ fn rows_table(scored: &[Scored]) -> Table {
         .column("GB predicted", "mem_gb", |s| shown(s, |p, _| Cell::fixed(p.gigabytes, 1)))
         .column("measured", "measured_mem_gb", |s| measured(s.row.memory_gb))
         .json("mem_bar", |s| shown(s, |p, _| p.gigabytes_error.into()))
-        .column("fits", "fits", |s| {
-            shown(s, |p, _| Cell::new(p.fits, if p.fits { "yes" } else { "no" }))
-        })
+        .column("fits", "fits", |s| shown(s, |p, _| p.verdict.answer()))
+        .json("verdict", |s| shown(s, |p, _| p.verdict.name().into()))
+        .json("share_beyond", |s| shown(s, |p, _| p.verdict.share_beyond().into()))
         .json("measured_fits", |s| Cell::new(s.row.fits, ""))
         .json("mem_needed_gb", |s| if_known(s, |p, _| p.memory.needed().into()))
         .json("tflops", |s| {
@@ -278,8 +283,8 @@ fn summary_json(scored: &[Scored]) -> Value {
         .into_iter()
         .map(|(name, e)| (name, json!(e)));
     let mut all: Map<String, Value> = named.collect();
-    let (right, known) = fits(scored, &is_known_cluster);
-    all.insert("fits, Jean Zay's A100".to_string(), json!({ "rows": known, "right": right }));
+    let found = outcomes(scored, &is_known_cluster);
+    all.insert("fits, Jean Zay's A100".to_string(), json!(found));
     all.insert("sweeps".to_string(), sweeps_table(scored).json());
     all.into()
 }
