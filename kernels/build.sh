@@ -1,6 +1,6 @@
 #!/bin/sh
 # Compiles kernels/*.cu into OUT/*.fatbin: machine code for sm_80, sm_90a and sm_100, and PTX for later
-# GPUs. The PTX of which the machine code is made stays in OUT/*.80.ptx and OUT/*.90a.ptx, which the tests
+# GPUs. The PTX of which the machine code is made remains in OUT/*.80.ptx and OUT/*.90a.ptx, which the tests
 # execute (tests/ptx). Prints nothing and does nothing if they are up to date.
 #   kernels/build.sh OUT             exit code 3 without nvcc
 #   kernels/build.sh OUT --install   without nvcc, installs the compiler from PyPI in .toolchain/cuda

@@ -6,7 +6,7 @@ use crate::memory::{Fault, Space, fault};
 use crate::mma::Format;
 use crate::parse::{Kernel, Operand, Statement, bits};
 
-/// What an instruction does.
+/// Effect of an instruction.
 pub enum Action {
     Compute {
         to: usize,

@@ -1,4 +1,4 @@
-//! What an instruction of one thread computes from up to four operands, by its name and types.
+//! Results of the instructions of one thread, from up to four operands, by name and types.
 //!
 //! Values are the bits of registers in 64; a result is cut to the width of the register it goes to. As the
 //! PTX manual has it (*Instruction Set*). `approx` is computed exactly.

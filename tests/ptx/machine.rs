@@ -3,7 +3,7 @@
 
 use crate::actions::{Action, Instruction, Program, lanes};
 use crate::memory::{Fault, Global, Memory, NOTHING, fault};
-use crate::mma::Copies;
+use crate::mma::CopyGroups;
 use crate::parse::Operand;
 use crate::random::Random;
 use crate::tensor_map::BoxCopy;
@@ -73,12 +73,12 @@ pub struct Block<'a> {
     barriers: BTreeMap<u64, Barrier>,
     pub transactions: BTreeMap<u64, Transactions>,
     /// Copies by `cp.async` and products by `wgmma` of each warp, and copies of boxes.
-    pub copies: Vec<Copies>,
+    pub copies: Vec<CopyGroups>,
     pub products: Vec<Products>,
     pub boxes: Vec<BoxCopy>,
 }
 
-/// How a warp's turn ended.
+/// Result of a warp's turn.
 #[derive(PartialEq, Eq)]
 enum Step {
     Moved,
@@ -140,7 +140,7 @@ impl<'a> Block<'a> {
             .chain(launch.grid)
             .map(|number| number as u64);
         let shared = vec![NOTHING; kernel.shared + launch.shared];
-        // What a register has that nobody wrote.
+        // Registers before their first write.
         let registers = kernel
             .registers
             .iter()
@@ -155,7 +155,7 @@ impl<'a> Block<'a> {
             block: launch.block,
             barriers: BTreeMap::new(),
             transactions: BTreeMap::new(),
-            copies: (0..warps).map(|_| Copies::default()).collect(),
+            copies: (0..warps).map(|_| CopyGroups::default()).collect(),
             products: (0..warps).map(|_| Products::default()).collect(),
             boxes: Vec::new(),
         }
@@ -216,7 +216,7 @@ impl<'a> Block<'a> {
         places.collect::<Vec<_>>().join(", ")
     }
 
-    /// Nothing may be under way when all threads have returned.
+    /// Nothing may be pending when all threads have returned.
     fn end(&mut self) -> Result<(), Fault> {
         if let Some((number, _)) = self
             .barriers
@@ -227,11 +227,11 @@ impl<'a> Block<'a> {
         }
         if !self.boxes.is_empty() || self.transactions.values().any(|one| one.bytes != 0) {
             return fault(
-                "a copy by TMA is under way at the end, or bytes that nobody expected or sent",
+                "a copy by TMA is pending at the end, or its bytes are not those expected",
             );
         }
         if self.copies.iter().any(|one| one.are_pending()) {
-            return fault("a copy by cp.async is under way at the end");
+            return fault("a copy by cp.async is pending at the end");
         }
         let groups = self.products.chunks(4);
         if groups
@@ -241,7 +241,7 @@ impl<'a> Block<'a> {
             return fault("the warps of a warpgroup executed different products");
         }
         if self.products.iter().any(Products::are_pending) {
-            return fault("a product is under way at the end");
+            return fault("a product is pending at the end");
         }
         let registers: u64 = self.warps.iter().map(|warp| 32 * warp.registers).sum();
         if registers > REGISTERS {
@@ -540,7 +540,7 @@ impl<'a> Block<'a> {
             Operand::Memory(base, offset, _) => self
                 .fetch(warp, base)
                 .map(|base| base.wrapping_add(*offset as u64)),
-            other => panic!("{other:?} is no address"),
+            other => panic!("{other:?} is not an address"),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-/// What ends an execution.
+/// Reason why an execution ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault(pub String);
 
@@ -14,7 +14,7 @@ pub fn fault<T>(text: impl Into<String>) -> Result<T, Fault> {
 pub const SHARED: u64 = 1 << 56;
 pub const PARAMETERS: u64 = 1 << 57;
 
-/// Bytes of memory that nobody wrote, or that a copy will write: NaN in every format.
+/// Byte of memory before its first write, and until a copy has landed: NaN in every format.
 pub const NOTHING: u8 = 0xff;
 
 struct Allocation {
@@ -78,7 +78,7 @@ impl Global {
     pub fn find(&self, address: u64, bytes: usize) -> Result<(usize, usize), Fault> {
         let after = self.all.partition_point(|one| one.start <= address);
         let Some(one) = after.checked_sub(1).map(|at| &self.all[at]) else {
-            return fault(format!("address {address:#x} lies below all memory"));
+            return fault(format!("address {address:#x} is below all memory"));
         };
         let offset = (address - one.start) as usize;
         let (name, size) = (one.name, one.bytes.len());
@@ -100,7 +100,7 @@ impl Global {
     }
 }
 
-/// What an instruction names: `ld.shared`, `ld.global`, …
+/// Space that an instruction names: `ld.shared`, `ld.global`, …
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {
     Shared,
@@ -137,7 +137,7 @@ impl Memory<'_> {
     /// multiple of its size.
     fn place(&self, space: Space, address: u64, bytes: usize) -> Result<(Space, u64), Fault> {
         if !address.is_multiple_of(bytes as u64) {
-            return fault(format!("{address:#x} is no multiple of {bytes}"));
+            return fault(format!("{address:#x} is not a multiple of {bytes}"));
         }
         let (space, address) = match space {
             Space::Generic | Space::Parameters if address >= PARAMETERS => {

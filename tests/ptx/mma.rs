@@ -48,12 +48,12 @@ struct Copy {
 
 /// Copies of a warp, in groups; the open group last.
 #[derive(Default)]
-pub struct Copies {
+pub struct CopyGroups {
     groups: VecDeque<Vec<Copy>>,
     open: Vec<Copy>,
 }
 
-impl Copies {
+impl CopyGroups {
     pub fn commit(&mut self) {
         self.groups.push_back(std::mem::take(&mut self.open));
     }

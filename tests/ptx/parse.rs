@@ -3,7 +3,7 @@
 use crate::memory::PARAMETERS;
 use std::collections::HashMap;
 
-/// What an instruction reads or writes.
+/// Operand of an instruction.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Operand {
     Register(usize),
@@ -278,7 +278,7 @@ impl Parser {
                 let name = name.trim_start_matches('!');
                 match self.operand(name, scopes) {
                     Operand::Register(number) => (Some((number, negated)), rest),
-                    other => panic!("{other:?} is no predicate: {text}"),
+                    other => panic!("{other:?} is not a predicate: {text}"),
                 }
             }
             None => (None, text),

@@ -55,7 +55,7 @@ impl TensorMap {
     }
 }
 
-/// A copy under way.
+/// A copy in flight.
 pub struct BoxCopy {
     /// Place of each 16-byte unit.
     to: Vec<u64>,
@@ -86,7 +86,9 @@ impl Block<'_> {
             (self.address(warp, to), self.address(warp, map), self.address(warp, barrier));
         for lane in lanes(mask) {
             if maps[lane] < PARAMETERS || !maps[lane].is_multiple_of(64) {
-                return fault("the tensor map is no argument of the kernel, or not aligned to 64");
+                return fault(
+                    "the tensor map is not an argument of the kernel, or not aligned to 64",
+                );
             }
             let map = TensorMap::read(
                 self.memory
@@ -116,7 +118,7 @@ impl Block<'_> {
         barrier: u64,
     ) -> Result<(), Fault> {
         if !to.is_multiple_of(128) {
-            return fault(format!("destination {to} is no multiple of 128"));
+            return fault(format!("destination {to} is not a multiple of 128"));
         }
         let line = 2 * map.columns;
         let mut bytes = vec![0; (line * map.rows) as usize];

@@ -1,5 +1,5 @@
 //! Products of a warpgroup (PTX manual, *Asynchronous Warpgroup Level Matrix Multiply-Accumulate*): each of
-//! four warps computes 16 of 64 rows. A product is under way from its instruction to the wait for its group;
+//! four warps computes 16 of 64 rows. A product is in flight from its instruction to the wait for its group;
 //! until then its sums are NaN, and its operands may not change.
 
 use crate::actions::Wgmma;
@@ -10,8 +10,8 @@ use crate::parse::Operand;
 use crate::tensor_map::swizzled;
 use std::collections::{HashMap, VecDeque};
 
-/// What registers have whose sums are under way: a NaN.
-const UNDER_WAY: u64 = 0x7fff_ffff;
+/// Content of registers whose sums are in flight: a NaN.
+const IN_FLIGHT: u64 = 0x7fff_ffff;
 
 /// A product that has started.
 struct Started {
@@ -27,7 +27,7 @@ struct Started {
 pub struct Products {
     groups: VecDeque<Vec<Started>>,
     open: Vec<Started>,
-    /// Sums under way by their registers, and how many products add to them.
+    /// Sums in flight by their registers, and how many products add to them.
     sums: HashMap<Vec<usize>, (Vec<Lanes>, usize)>,
     /// Digest of the descriptors, in order.
     executed: u64,
@@ -129,7 +129,7 @@ impl Block<'_> {
             }
         }
         to.iter()
-            .for_each(|register| self.put(warp, mask, *register, &[UNDER_WAY; 32]));
+            .for_each(|register| self.put(warp, mask, *register, &[IN_FLIGHT; 32]));
         let own = &mut self.products[warp];
         own.executed = (own.executed ^ digest ^ descriptor.rotate_left(17) ^ *columns as u64)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -162,7 +162,7 @@ impl Block<'_> {
         Ok(u16::from_le_bytes([bytes[0], bytes[1]]))
     }
 
-    /// Sums that a product adds to: those under way in its registers, or the registers.
+    /// Sums that a product adds to: those in flight in its registers, or the registers.
     fn sums_before(&self, warp: usize, to: &[usize]) -> Result<Vec<Lanes>, Fault> {
         let own = &self.products[warp];
         if let Some((sums, _)) = own.sums.get(to) {
@@ -174,7 +174,7 @@ impl Block<'_> {
             .flatten()
             .any(|register| to.contains(register))
         {
-            return fault("the sums are under way with another shape");
+            return fault("the sums are in flight with another shape");
         }
         Ok(to
             .iter()
@@ -213,7 +213,7 @@ impl Block<'_> {
         }
         let (sums, _) = own.sums.remove(&to).expect("its sums");
         for (register, values) in to.iter().zip(&sums) {
-            if self.fetch(warp, &Operand::Register(*register)) != [UNDER_WAY; 32] {
+            if self.fetch(warp, &Operand::Register(*register)) != [IN_FLIGHT; 32] {
                 return fault(format!("a sum was written during `{text}`"));
             }
             self.put(warp, u32::MAX, *register, values);
