@@ -37,6 +37,7 @@ build: kernels
 kernels:
 	@kernels/build.sh target/kernels --install || \
 		echo "no CUDA kernels: gptrain is built for the CPU only"
+	@[ "$(AMD)" != 1 ] || kernels/amd.sh target/kernels --install
 
 # S3 server for the tests, from PyPI (140 MB on disk); without it they are skipped.
 S3_SERVER = $(TOOLCHAIN)/s3.venv
@@ -130,6 +131,7 @@ help:
 	@echo "make bench-cpu speed against PyTorch (PYTHON with torch)"
 	@echo "make kernels   the CUDA kernels, with an nvcc of CUDA_HOME, of PATH or from PyPI"
 	@echo "make SM70=1    build with kernels for the V100 too (f32, fp16), by CUDA 12 or NVRTC from PyPI"
+	@echo "make kernels AMD=1  also compiles them for gfx90a, which nothing runs yet, by Debian's clang 15"
 	@echo "make test-gpu  all ops on a GPU against the CPU"
 	@echo "make bench-gpu training speed on a GPU, against PyTorch (PYTHON with torch)"
 	@echo "make cpu-hour  training speed on a processor with many cores, against PyTorch"

@@ -103,18 +103,8 @@ __device__ __forceinline__ bool covers(int2 sees, int first, int last) {
     return sees.x <= first && sees.y >= last;
 }
 
-// For the tensor-core kernels: base-2 exponentials, and two 16-bit operands packed in a word.
+// For the tensor-core kernels: exponents in powers of two, and two 16-bit operands packed in a word.
 inline constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f;
-
-#ifdef SOFTGPU
-inline float exp2_fast(float x) { return exp2f(x); }
-#else
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-#endif
 
 __device__ __forceinline__ __nv_bfloat162 two(bf16, float low, float high) { return __floats2bfloat162_rn(low, high); }
 __device__ __forceinline__ __half2 two(f16, float low, float high) { return __floats2half2_rn(low, high); }

@@ -8,6 +8,8 @@
 
 #ifdef SOFTGPU
 #include "softgpu.h"
+#elif defined(__HIP__)
+#include "device_amd.cuh"
 #else
 #include "device.cuh"
 #endif

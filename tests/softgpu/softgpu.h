@@ -240,6 +240,8 @@ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
         for (int k = 0; k < 16; k++) d[i] += left[i >> 1][k] * right[i & 1][k];
 }
 
+inline float exp2_fast(float x) { return exp2f(x); }
+
 // Four 8×8 matrices from shared memory: lane i gives the address of row i % 8 of matrix i / 8.
 inline void ldmatrix(uint32_t (&x)[4], const void* row, bool turned) {
     if (reinterpret_cast<uintptr_t>(row) % 16) softgpu::misuse("ldmatrix of a row that is not at a multiple of 16 bytes");
