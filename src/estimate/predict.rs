@@ -1,7 +1,7 @@
 //! Interface to the planner of other programs, which is another crate.
 
 use super::setup::Setup;
-use super::verdict::Verdict;
+use super::verdict::MemoryFit;
 use super::view::{Terms, View};
 use base::table::Printout;
 use manifest::Manifest;
@@ -9,7 +9,7 @@ use manifest::Manifest;
 /// Planner of another program.
 pub trait Predict: Sync {
     /// Whether a setup fits, without other results.
-    fn verdict(&self, setup: &Setup) -> Verdict;
+    fn verdict(&self, setup: &Setup) -> MemoryFit;
 
     fn needs(&self, setup: &Setup) -> Needs;
 
@@ -28,5 +28,5 @@ pub struct Needs {
     pub seconds_error: f64,
     /// Peak memory of a device over all ranks, as nvidia-smi shows it.
     pub bytes: f64,
-    pub verdict: Verdict,
+    pub verdict: MemoryFit,
 }

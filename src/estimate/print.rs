@@ -7,7 +7,7 @@ use super::gptrain::advisor::{Advisor, Change};
 use super::gptrain::compression;
 use super::gptrain::prices::TRAFFIC;
 use super::rates::{simple_days, simple_factor};
-use super::verdict::{self, Verdict};
+use super::verdict::{self, MemoryFit};
 use super::view::{GIB, Stage, Terms, View};
 use super::words::{self, hours, size, span};
 use base::table::{Cell, Printout, Rows, Table};
@@ -68,7 +68,7 @@ pub fn printout(v: &View) -> Printout {
 /// Summary: "fits: 43.3 of 79.2 GiB; 4.9 s ± 20 % per step; 27.1 days, $145,875", and notes.
 fn headline(v: &View, out: &mut Printout) {
     let host = match v.host_verdict() {
-        Verdict::Fits => String::new(),
+        MemoryFit::Fits => String::new(),
         _ => format!(
             ", {:.0} of {:.0} GiB of its node's",
             v.host_needed / GIB,
@@ -91,7 +91,7 @@ fn headline(v: &View, out: &mut Printout) {
         format!("{} for {} tokens{}", span(duration), size(v.tokens()), v.terms.paid(&v.days));
     let is_wide = needs.chars().count() + 1 + run.chars().count() > COLUMNS;
     out.line(needs + if is_wide { "\n  " } else { " " } + &run);
-    if let Verdict::MayNotFit(share) = v.device_verdict {
+    if let MemoryFit::MayNotFit(share) = v.device_verdict {
         let [least, most] = words::range(v.reserved, v.reserved_error).map(memory);
         out.line(format!(
             "  {} of the bar of its memory, {least} to {most} GiB, is above the device's {}.",
@@ -157,7 +157,7 @@ fn memory(v: &View, out: &mut Printout) {
     };
     // Its share is in the first line.
     let verdict = match v.device_verdict {
-        doubt @ Verdict::MayNotFit(_) => doubt.name().to_string(),
+        doubt @ MemoryFit::MayNotFit(_) => doubt.name().to_string(),
         other => other.words(),
     };
     out.line(format!(
@@ -407,7 +407,7 @@ pub fn advise_own(v: &View, advisor: &Advisor, out: &mut Printout) {
     if let Some(line) = compression::describe(advisor.manifest, &v.setup) {
         out.line(line);
     }
-    let fits = v.verdict() == Verdict::Fits;
+    let fits = v.verdict() == MemoryFit::Fits;
     let (title, key, list) = if fits {
         ("Changes that make it faster, simplest first", "faster", advisor.speed_ups())
     } else {

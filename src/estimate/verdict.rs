@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 /// Whether a plan fits into the memory of its devices.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Verdict {
+pub enum MemoryFit {
     /// The whole bar is within the memory.
     Fits,
     /// Share of the bar that is beyond the memory, above 0 and at most 1.
@@ -15,13 +15,13 @@ pub enum Verdict {
     DoesNotFit,
 }
 
-use Verdict::{DoesNotFit, Fits, MayNotFit};
+use MemoryFit::{DoesNotFit, Fits, MayNotFit};
 
-impl Verdict {
+impl MemoryFit {
     /// Verdict for a figure and a memory in the same unit. Nine in ten measurements are at most
     /// `1 + error` times the figure, and at least the figure divided by that; an exact figure has the
     /// error 0. Shares of a bar are those of its logarithm, in which both sides are equally long.
-    pub fn new(figure: f64, error: f64, memory: f64) -> Verdict {
+    pub fn new(figure: f64, error: f64, memory: f64) -> MemoryFit {
         let [least, most] = words::range(figure, error);
         match () {
             _ if most <= memory => Fits,
@@ -31,7 +31,7 @@ impl Verdict {
     }
 
     /// Verdict for two memories, of which both are needed: the worse one.
-    pub fn and(self, other: Verdict) -> Verdict {
+    pub fn and(self, other: MemoryFit) -> MemoryFit {
         if other.share_beyond() > self.share_beyond() { other } else { self }
     }
 
@@ -92,11 +92,11 @@ pub fn percent(share: f64) -> String {
 
 #[test]
 fn a_verdict_is_that_of_the_figure_with_its_bar() {
-    let verdict = |figure, error| Verdict::new(figure, error, 64.0);
+    let verdict = |figure, error| MemoryFit::new(figure, error, 64.0);
     assert_eq!([verdict(40.0, 0.5), verdict(64.0, 0.0)], [Fits, Fits]);
     assert_eq!([verdict(97.0, 0.5), verdict(64.1, 0.0)], [DoesNotFit, DoesNotFit]);
     // 64 is the middle of the bar, a quarter from its upper end, and its lower end.
-    let near = |verdict: Verdict, share: f64| match verdict {
+    let near = |verdict: MemoryFit, share: f64| match verdict {
         MayNotFit(found) => assert!((found - share).abs() < 1e-9, "{found}"),
         other => panic!("{other:?}"),
     };

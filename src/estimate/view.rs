@@ -5,7 +5,7 @@ use super::gptrain::dry_run::{self, MemoryLimits};
 use super::gptrain::prices::{Prices, TRAFFIC};
 use super::gptrain::shape_stages::ShapeStages;
 use super::setup::Setup;
-use super::verdict::Verdict;
+use super::verdict::MemoryFit;
 use super::words;
 use base::Seconds;
 use base::table::Cell;
@@ -51,7 +51,7 @@ pub struct View {
     pub host_needed: f64,
     pub host_capacity: f64,
     /// Whether it fits on the device.
-    pub device_verdict: Verdict,
+    pub device_verdict: MemoryFit,
     /// Seconds of an iteration; the parts sum to it.
     pub parts: Vec<(&'static str, f64)>,
     pub seconds: f64,
@@ -141,7 +141,7 @@ impl View {
     }
 
     /// Whether it fits on the device and on the host.
-    pub fn verdict(&self) -> Verdict {
+    pub fn verdict(&self) -> MemoryFit {
         self.device_verdict.and(self.host_verdict())
     }
 
@@ -151,8 +151,8 @@ impl View {
     }
 
     /// Whether the host has memory for its ranks.
-    pub fn host_verdict(&self) -> Verdict {
-        Verdict::new(self.host_needed, 0.0, self.host_capacity)
+    pub fn host_verdict(&self) -> MemoryFit {
+        MemoryFit::new(self.host_needed, 0.0, self.host_capacity)
     }
 }
 
@@ -281,7 +281,7 @@ pub fn for_gptrain(m: &Manifest, setup: Setup, terms: Terms) -> View {
         capacity,
         host_needed: on_host,
         host_capacity: setup.hardware.host_gib * GIB,
-        device_verdict: Verdict::new(
+        device_verdict: MemoryFit::new(
             needed,
             0.0,
             MemoryLimits::new(m, setup.hardware).device.0 as f64,

@@ -8,14 +8,14 @@ use estimate::days::plan_run;
 use estimate::gptrain::cuts::is_permitted;
 use estimate::predict::{Needs, Predict};
 use estimate::setup::Setup;
-use estimate::verdict::{OFFERED, Verdict};
+use estimate::verdict::{MemoryFit, OFFERED};
 use estimate::view::{GB, GIB, Stage, Terms, View};
 use estimate::words;
 use manifest::Manifest;
 use model::parameters;
 
 impl Predict for Predictor {
-    fn verdict(&self, setup: &Setup) -> Verdict {
+    fn verdict(&self, setup: &Setup) -> MemoryFit {
         Predictor::verdict(self, setup)
     }
 
@@ -175,7 +175,7 @@ fn speed_ups(predictor: &Predictor, m: &Manifest, setup: &Setup, now: &Predictio
     let changes = proposals.map(|proposal| evaluate(predictor, proposal));
     let gain = |change: &Change| -change.cost(setup, now) / now.seconds;
     let mut found: Vec<Change> = changes
-        .filter(|change| change.prediction.verdict == Verdict::Fits && gain(change) > 0.005)
+        .filter(|change| change.prediction.verdict == MemoryFit::Fits && gain(change) > 0.005)
         .collect();
     found.sort_by(|a, b| gain(b).total_cmp(&gain(a)));
     found
@@ -194,7 +194,7 @@ fn advise(predictor: &Predictor, m: &Manifest, v: &View, out: &mut Printout) {
         out.push_indented(&shape);
     }
     out.json["shape"] = shape.into();
-    let fits = v.device_verdict == Verdict::Fits;
+    let fits = v.device_verdict == MemoryFit::Fits;
     let (title, key, list, shown) = if fits {
         let list = speed_ups(predictor, m, &v.setup, now);
         ("Changes that make it faster, largest gain first", "faster", list, 6)

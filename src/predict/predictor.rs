@@ -10,7 +10,7 @@ use super::learn::{Features, Kernel, Neighbours};
 use super::rows::{self, Row};
 use estimate::hardware::Hardware;
 use estimate::setup::Setup;
-use estimate::verdict::Verdict;
+use estimate::verdict::MemoryFit;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -37,7 +37,7 @@ pub struct Prediction {
     /// divided by that.
     pub seconds_error: f64,
     pub gigabytes_error: f64,
-    pub verdict: Verdict,
+    pub verdict: MemoryFit,
 }
 
 static SHIPPED: LazyLock<Predictor> =
@@ -88,10 +88,10 @@ impl Predictor {
     }
 
     /// Whether it fits, without other results.
-    pub fn verdict(&self, s: &Setup) -> Verdict {
+    pub fn verdict(&self, s: &Setup) -> MemoryFit {
         let memory = cost::memory(s, &self.constants.memory);
         let (gigabytes, error) = self.correct_memory(s, &memory);
-        Verdict::new(gigabytes, error, memory.capacity)
+        MemoryFit::new(gigabytes, error, memory.capacity)
     }
 
     pub fn predict(&self, s: &Setup) -> Prediction {
@@ -105,7 +105,7 @@ impl Predictor {
             gigabytes,
             seconds_error: half.exp_m1(),
             gigabytes_error,
-            verdict: Verdict::new(gigabytes, gigabytes_error, memory.capacity),
+            verdict: MemoryFit::new(gigabytes, gigabytes_error, memory.capacity),
             time,
             memory,
         }

@@ -15,7 +15,7 @@ use gptrain::estimate::hardware;
 use gptrain::estimate::parts::Part;
 use gptrain::estimate::rates::{simple_days, simple_tflops};
 use gptrain::estimate::setup::{Offload, Setup};
-use gptrain::estimate::verdict::Verdict;
+use gptrain::estimate::verdict::MemoryFit;
 use gptrain::manifest::{LayerSplit, Manifest, Position};
 use gptrain::model::parameters;
 use gptrain::plan::length::LengthRamp;
@@ -318,7 +318,7 @@ fn bloom_tells_its_story() {
     near(p.seconds, 104.5, 0.02);
     let total: f64 = p.time.parts.iter().map(|part| part.1).sum();
     near(total, p.time.total(), 1e-12);
-    assert!(p.verdict == Verdict::Fits && p.seconds_error < 0.1, "± {}", p.seconds_error);
+    assert!(p.verdict == MemoryFit::Fits && p.seconds_error < 0.1, "± {}", p.seconds_error);
     near(p.gigabytes, 59.0, 0.05);
 }
 

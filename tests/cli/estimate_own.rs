@@ -10,7 +10,7 @@ use gptrain::estimate::hardware::{Hardware, Link, Links};
 use gptrain::estimate::request::{Flags, Request};
 use gptrain::estimate::search::{self, Candidate};
 use gptrain::estimate::setup::{Extras, Setup};
-use gptrain::estimate::verdict::Verdict;
+use gptrain::estimate::verdict::MemoryFit;
 use gptrain::manifest::{self, OffloadWhat};
 use gptrain::model::parameters;
 use std::path::Path;
@@ -88,7 +88,7 @@ fn the_search_finds_the_best_of_all_cuts() {
     let found = search.all(4);
     let estimates = every_cut(4).into_iter().filter_map(|sets| planned(&sets));
     let views: Vec<_> = estimates.map(|cut| cut.view(None)).collect();
-    let fit = views.iter().all(|view| view.verdict() == Verdict::Fits);
+    let fit = views.iter().all(|view| view.verdict() == MemoryFit::Fits);
     assert!(views.len() > 200 && fit, "{} cuts", views.len());
     let best = views
         .iter()

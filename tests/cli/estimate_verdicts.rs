@@ -13,7 +13,7 @@ fn number(value: &Value, place: &str) -> f64 {
         .unwrap_or_else(|| panic!("no {place}: {value}"))
 }
 
-/// Verdict of a figure with its bar, and the share of the bar beyond the memory.
+/// MemoryFit of a figure with its bar, and the share of the bar beyond the memory.
 fn expected(figure: f64, bar: f64, memory: f64) -> (&'static str, f64) {
     let half = bar.ln_1p();
     match (figure / memory).ln() {
@@ -299,8 +299,8 @@ fn several_changes_are_rows() {
     assert_eq!(estimate(&format!("{plan} {too_large} --what-if batch.micro=1")).0, 0);
 }
 
-/// Where one change is enough only with the host's memory, the fastest topology over the same GPUs is
-/// offered first: it is the one that a search finds, and faster.
+/// If the only single change that is enough uses the host's memory, the fastest topology over the same GPUs
+/// is offered before it: that which a search finds.
 #[test]
 fn advice_tries_topologies_before_the_host() {
     let plan = "13B --family llama --hardware a100-40g";

@@ -13,7 +13,7 @@ use estimate::machine::split_settings;
 use estimate::predict::Predict;
 use estimate::request::{Flags, Request};
 use estimate::setup::{Extras, Program};
-use estimate::verdict::Verdict;
+use estimate::verdict::MemoryFit;
 use estimate::view::View;
 use estimate::words;
 use manifest::{Loaded, Model};
@@ -124,7 +124,7 @@ pub fn print_changes(args: &Estimate, path: &Path) -> anyhow::Result<bool> {
     }
     Ok(plans
         .iter()
-        .any(|plan| plan.view.verdict() != Verdict::DoesNotFit))
+        .any(|plan| plan.view.verdict() != MemoryFit::DoesNotFit))
 }
 
 fn print_comparison(args: &Estimate, now: &Plan, then: &Plan) {

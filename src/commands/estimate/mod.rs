@@ -24,7 +24,7 @@ use estimate::predict::Predict;
 use estimate::request::{Flags, Request};
 use estimate::setup::{Extras, Program};
 use estimate::trainers;
-use estimate::verdict::Verdict;
+use estimate::verdict::MemoryFit;
 use estimate::view::View;
 use estimate::{plot, print, shapes, words};
 use exchange::hf::read_config_file;
@@ -208,7 +208,7 @@ impl Estimate {
         }
         add_charts(self, &request, other, &view, &mut out)?;
         out.say(self.json);
-        Ok(view.verdict() != Verdict::DoesNotFit)
+        Ok(view.verdict() != MemoryFit::DoesNotFit)
     }
 
     /// Loads the manifest, or makes one for a size.

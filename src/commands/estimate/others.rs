@@ -56,7 +56,7 @@ pub fn print_scores(args: &Estimate) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What --as and --hardware say of rows: the formulas of unknown programs, and the machine of a file.
+/// Formulas of unknown programs in rows, by --as, and machine of the rows, by the file of --hardware.
 fn given(args: &Estimate, plan: Option<&Setup>) -> Result<Given, Problems> {
     if let Some(plan) = plan {
         let is_row = hardware::table()

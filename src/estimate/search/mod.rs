@@ -14,7 +14,7 @@ use super::gptrain::cuts;
 use super::gptrain::dry_run::{self, MemoryLimits};
 use super::predict::{Needs, Predict};
 use super::setup::{Extras, Setup};
-use super::verdict::{OFFERED, Verdict};
+use super::verdict::{MemoryFit, OFFERED};
 use manifest::{Manifest, Recompute};
 use plan::length::LengthRamp;
 use plan::ramp::Ramp;
@@ -49,7 +49,7 @@ pub struct Candidate {
     pub seconds_error: f64,
     /// Peak memory of a device over all ranks, as nvidia-smi shows it.
     pub bytes: f64,
-    pub verdict: Verdict,
+    pub verdict: MemoryFit,
 }
 
 /// Candidate, its index in the list of cuts, and its stages if gptrain trains.
@@ -88,7 +88,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn permits(&self, verdict: Verdict) -> bool {
+    fn permits(&self, verdict: MemoryFit) -> bool {
         verdict.share_beyond() <= self.most_beyond
     }
 
@@ -104,7 +104,7 @@ impl<'a> Planner<'a> {
                     seconds: dry_run::seconds(&stages, &setup),
                     seconds_error: dry_run::error(setup.hardware),
                     bytes: dry_run::peak(&stages).1.0 as f64 + around,
-                    verdict: Verdict::Fits,
+                    verdict: MemoryFit::Fits,
                     setup,
                 };
                 Some(Evaluated { candidate, number, stages })

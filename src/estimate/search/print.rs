@@ -4,7 +4,7 @@ use super::simplest::TIE;
 use super::{Answer, Candidate, Planned, Ranking};
 use crate::change::{flag_lines, layer_split_name};
 use crate::setup::{Moments, Program, Setup};
-use crate::verdict::{self, Verdict};
+use crate::verdict::{self, MemoryFit};
 use crate::view::{GIB, Terms};
 use crate::words::{self, short_span, span};
 use base::Count;
@@ -74,7 +74,7 @@ fn needs(found: &Candidate) -> String {
 /// ", may not fit (32 %)" of a cut that may not.
 fn doubt(found: &Candidate) -> String {
     match found.verdict {
-        Verdict::Fits => String::new(),
+        MemoryFit::Fits => String::new(),
         other => format!(", {}", other.words()),
     }
 }
@@ -157,7 +157,7 @@ pub fn ranking(
     ));
     out.line(format!("  {}", describe(setup)));
     out.push_indented(flag_lines(&sets(m, setup)));
-    if let Verdict::MayNotFit(share) = chosen.candidate.verdict {
+    if let MemoryFit::MayNotFit(share) = chosen.candidate.verdict {
         let share = verdict::percent(share);
         out.line(format!(
             "  No topology fits with its whole bar. {share} of this one's is above the memory."
@@ -244,7 +244,7 @@ fn cut_columns<'r, R>(
         .json("adam8bit", |row| cut(row).setup.moments == Moments::Adam8bit)
         .json("powersgd", |row| topology(row).compression.is_some())
         .column("GiB", "mem_gib", |row| Cell::fixed(cut(row).bytes / GIB, 1))
-        .json("fits", |row| cut(row).verdict == Verdict::Fits)
+        .json("fits", |row| cut(row).verdict == MemoryFit::Fits)
         .json("share_beyond", |row| cut(row).verdict.share_beyond())
         .column("s/step", "sec_per_iter", |row| words::step(cut(row).seconds))
         .json("sec_error", |row| cut(row).seconds_error)

@@ -191,7 +191,7 @@ impl Given {
 const COLUMNS: &str =
     "id hardware n_layers hidden n_heads vocab seq_len framework tp pp dp mbs gbs";
 
-/// The same with what the user knows beside the tables.
+/// The same, with the user's programs and machines in addition to the tables.
 pub fn read_with(text: &str, name: &str, given: Given) -> Result<Vec<Row>, Problems> {
     let records = records(text);
     let Some(((_, names), rest)) = records.split_first() else {

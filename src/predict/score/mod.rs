@@ -5,7 +5,7 @@ pub mod print;
 use super::fitted;
 use super::predictor::{Prediction, Predictor};
 use super::rows::Row;
-use estimate::verdict::Verdict;
+use estimate::verdict::MemoryFit;
 use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -201,11 +201,11 @@ pub fn outcomes(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> Outcomes {
     for s in scored.iter().filter(|s| of(s.row)) {
         let (Some(fitted), Some(prediction)) = (s.row.fits, &s.prediction) else { continue };
         found.rows += 1;
-        if let Verdict::MayNotFit(_) = prediction.verdict {
+        if let MemoryFit::MayNotFit(_) = prediction.verdict {
             continue;
         }
         found.decided += 1;
-        found.right += usize::from(fitted == (prediction.verdict == Verdict::Fits));
+        found.right += usize::from(fitted == (prediction.verdict == MemoryFit::Fits));
     }
     found
 }
