@@ -162,6 +162,25 @@ fn death_at_any_call_leaves_a_checkpoint_and_the_next_time_ends_it() {
 }
 
 #[test]
+fn a_damaged_index_is_left_and_the_others_are_reduced() {
+    let folder = tempfile::tempdir().unwrap();
+    let [damaged, sound, _] = [2, 4, 5].map(|step| Saved::tiny(step).write(folder.path()));
+    let index = damaged.join("index.json");
+    let text = fs::read_to_string(&index)
+        .unwrap()
+        .replace("\"lr\"", "\"rl\"");
+    fs::write(&index, &text).unwrap();
+    let place = Place::on(Disk::default(), folder.path());
+    place
+        .prune(Keep { last: Some(1), weights_every: Some(2), ..Keep::default() })
+        .unwrap();
+    assert_eq!((files(&damaged).len(), files(&sound).len()), (3, 1));
+    assert_eq!(fs::read_to_string(&index).unwrap(), text);
+    let error = place.reduce(2, Kept::Weights).unwrap_err();
+    assert!(format!("{error:#}").contains("step-00000002: its index is damaged"), "{error:#}");
+}
+
+#[test]
 fn a_step_of_both_rules_is_kept_whole_and_one_being_read_too() {
     let keep = Keep { last: Some(1), every: Some(6), weights_every: Some(3), read: Some(5) };
     let decided: Vec<Kept> = keep

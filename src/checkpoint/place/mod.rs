@@ -28,7 +28,7 @@ use super::disk::Disk;
 use super::folder::{self, Keep, Kept};
 use super::index::{self, Index, Shard};
 use anyhow::{Context, Result, bail};
-use base::{Problems, in_order};
+use base::{Problems, WrongInput, in_order};
 use digest_range::DigestRange;
 use engine::MASTER;
 use manifest::place::PlaceUrl;
@@ -233,7 +233,11 @@ impl Place {
         let decided = keep.decide(&self.steps()?);
         decided
             .into_iter()
-            .try_for_each(|(step, kept)| self.reduce(step, kept))
+            .try_for_each(|(step, kept)| match self.reduce(step, kept) {
+                // A damaged old checkpoint is left as it is: it must not end a run.
+                Err(error) if error.is::<WrongInput>() => Ok(()),
+                done => done,
+            })
     }
 
     /// Removes what is not kept of a checkpoint. At every moment it is a whole checkpoint, one of weights
@@ -252,7 +256,8 @@ impl Place {
                 let text = self
                     .index(step)?
                     .with_context(|| format!("{name} has no index"))?;
-                let index = Index::parse(&text).with_context(|| format!("{}/{name}", self.url))?;
+                let damaged = || WrongInput(format!("{}/{name}: its index is damaged", self.url));
+                let index = Index::parse(&text).with_context(damaged)?;
                 if !index.weights_only {
                     let text = index.without_states().text()?;
                     self.write_small(&index_name(&name), text.as_bytes())?;
