@@ -530,13 +530,13 @@ fn the_local_cpu_is_this_machine_and_has_no_price() {
 /// Money has the sign that its price is given with, and the table's without one.
 #[test]
 fn money_has_the_sign_of_its_price() {
-    let first_line = |price: &str| {
+    let summary = |price: &str| {
         let (_, out, _) = estimate(&format!("{BLOOM} --hardware a100-80g --price {price}"));
-        out.lines().next().unwrap().to_string()
+        out.split("\n\n").next().unwrap().to_string()
     };
-    let dollars = first_line("2");
+    let dollars = summary("2");
     assert!(dollars.contains(", $"), "{dollars}");
-    assert_eq!(first_line("€2"), dollars.replace('$', "€"));
+    assert_eq!(summary("€2"), dollars.replace('$', "€"));
 }
 
 /// Short runs are printed in minutes; the local CPU is measured, and a run of years suggests GPUs.
@@ -547,7 +547,8 @@ fn small_runs_are_told_in_minutes_and_long_ones_of_gpus() {
     assert!(!run.contains("0.0 days") && !out.contains("--list-hardware"), "{out}");
     assert!(!out.contains("Sent by a rank"), "one rank sends nothing: {out}");
     let (_, out, _) = estimate("manifests/gpt2-1.5b.yaml --set train.tokens=300e9");
-    assert!(out.lines().nth(1).unwrap().contains("--hardware h100-80g"), "{out}");
+    let summary = out.split("\n\n").next().unwrap();
+    assert!(summary.contains("--hardware h100-80g"), "{out}");
 }
 
 /// One table says which programs are predicted.
