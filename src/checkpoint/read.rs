@@ -90,7 +90,7 @@ impl Checkpoint {
             }
         }
         let checkpoint = Checkpoint { folder: folder.to_path_buf(), files, index };
-        // Of weights only: a process that was killed has not removed the states' files yet.
+        // A process that was killed while it kept the weights alone may have left the states' files.
         if !checkpoint.index.weights_only
             && let Some(stray) = checkpoint
                 .strays()?

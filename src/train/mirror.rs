@@ -381,11 +381,9 @@ fn list_logs(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 fn list(folder: &Path) -> Result<Vec<PathBuf>> {
-    let failed = || format!("cannot list {}", folder.display());
-    let entries = fs::read_dir(folder).with_context(failed)?;
-    entries
-        .map(|entry| Ok(entry.with_context(failed)?.path()))
-        .collect()
+    let names = fs::read_dir(folder).and_then(input::names);
+    let names = names.with_context(|| format!("cannot list {}", folder.display()))?;
+    Ok(names.iter().map(|name| folder.join(name)).collect())
 }
 
 /// File with the id of a new run until its first checkpoint. Without it a run killed between

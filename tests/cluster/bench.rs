@@ -236,7 +236,7 @@ fn values_of_a_variable_are_measured_in_processes_of_their_own() {
         let found = Measured::read(&one["bench"].to_string(), "a variant").unwrap();
         found.pairs[0].gb_s
     };
-    // What the limit allows; without it, no rate is certain on a busy machine.
+    // The limit bounds this rate. Without a limit, no rate is certain on a busy machine.
     assert!(rate(&variants[1]) <= 3e-4 && rate(&variants[0]) > 0.0);
     assert!(
         variants[2]["failure"]

@@ -26,12 +26,18 @@ const HARDWARE: &str = "h100-80g";
 /// Size of a file above which it is not a config.json.
 const LARGEST: u64 = 1 << 20;
 
-/// The config.json that a path names: the file, or that in a folder. None for another file.
-pub fn find(path: &Path) -> Option<PathBuf> {
+/// Model of the config.json that a path names, the file or that in a folder, and its place. None for
+/// another file.
+pub fn read(path: &Path) -> anyhow::Result<Option<(HfConfig, PathBuf)>> {
     let file = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
     let is_json = file.extension().is_some_and(|end| end == "json");
-    let text = is_json.then(|| input::read_named(&file, LARGEST).ok())??;
-    hf::is_config(&text).then_some(file)
+    let text = is_json.then(|| input::read_named(&file, LARGEST).ok());
+    match text.flatten() {
+        Some(text) if hf::is_config(&text) => {
+            Ok(Some((hf::parse_config(&text, file.display().to_string())?, file)))
+        }
+        _ => Ok(None),
+    }
 }
 
 /// Manifest of the run of a model in a config.json, whose place is `from`.

@@ -27,7 +27,6 @@ use estimate::trainers;
 use estimate::verdict::MemoryFit;
 use estimate::view::View;
 use estimate::{plot, print, shapes, words};
-use exchange::hf::read_config_file;
 use launch::exit::{self, AlreadyPrinted};
 use manifest::{Family, Loaded, Ranks};
 use plan::timeline;
@@ -168,8 +167,10 @@ impl Estimate {
     /// Prints the plan. Ok(false) if it does not fit, by its whole bar.
     fn print_plan(&self) -> anyhow::Result<bool> {
         let (settings, columns) = split_settings(&self.set);
-        if let Some(file) = self.manifest.as_deref().and_then(config::find) {
-            self.say_defaults(&read_config_file(&file)?, &file);
+        if let Some(path) = &self.manifest
+            && let Some((config, file)) = config::read(path)?
+        {
+            self.say_defaults(&config, &file);
         }
         let loaded = match (&self.from, &self.args, &self.manifest) {
             (Some(from), ..) => foreign::planned_run(from, &settings)?,
@@ -214,8 +215,10 @@ impl Estimate {
     /// Loads the manifest, or makes one for a size.
     fn load(&self, path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
         let (sets, _) = &split_settings(sets);
-        if let Some(file) = config::find(path).filter(|_| self.family.is_none()) {
-            return config::planned_run(&read_config_file(&file)?, &file, sets);
+        if self.family.is_none()
+            && let Some((config, file)) = config::read(path)?
+        {
+            return config::planned_run(&config, &file, sets);
         }
         let size = path.to_str().filter(|_| !path.exists()).map(words::tokens);
         let Some(Ok(size)) = size else {

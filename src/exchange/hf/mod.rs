@@ -22,7 +22,7 @@ mod names;
 mod weights;
 
 pub use companions::{Companions, FOLDER, carries, carry, carry_beside, end_tokens, tokenizer_in};
-pub use config::{HfConfig, TokenIds, is_config, read_config, read_config_file};
+pub use config::{HfConfig, TokenIds, is_config, parse_config, read_config};
 pub use export::{Export, Exported, Options};
 pub use load::load_weights;
 pub use names::{HfTensor, tensors_of};

@@ -42,20 +42,14 @@ pub fn read_config(folder: &Path) -> anyhow::Result<HfConfig> {
     }
 }
 
-/// Model of a file with the contents of a config.json, whatever its name.
-pub fn read_config_file(path: &Path) -> anyhow::Result<HfConfig> {
-    let place = path.display().to_string();
-    let text = fs::read(path).with_context(|| format!("cannot read {place}"))?;
-    parse_config(&text, place)
-}
-
 /// Whether a text is a config.json of Hugging Face, of a known model or not.
 pub fn is_config(text: &[u8]) -> bool {
     let Ok(Value::Object(config)) = base::json::from_python(text) else { return false };
     config.contains_key("model_type") || config.contains_key("architectures")
 }
 
-fn parse_config(text: &[u8], place: String) -> anyhow::Result<HfConfig> {
+/// Model of a config.json's text. `place` names it in messages.
+pub fn parse_config(text: &[u8], place: String) -> anyhow::Result<HfConfig> {
     let remedy = "give a folder that transformers' save_pretrained wrote";
     let config: Map<String, Value> = match base::json::from_python(text) {
         Ok(Value::Object(config)) => config,
