@@ -31,7 +31,7 @@ if [ -z "$nvcc" ] && [ -n "${2:-}" ]; then
     "${PYTHON:-python3}" -m venv "$own.venv"
     "$own.venv/bin/pip" install --quiet --target "$own" nvidia-cuda-nvcc==13.0.88 \
         nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85 nvidia-cuda-runtime==13.0.96 \
-        nvidia-nvvm==13.0.88
+        nvidia-nvvm==13.0.88 nvidia-cuda-nvdisasm==13.2.51 # the disassembler is for tests/ops
     nvcc=$(find_nvcc)
 fi
 [ -n "$nvcc" ] || exit 3

@@ -10,7 +10,9 @@
 //! | `host` | tensors in the host's memory, and updates by its processor |
 //! | `inner_loops` | the machine code of the CPU's products |
 //! | `reference` | definitions in f64 that several cases use |
-//! | `resources` | registers and shared memory of the compiled kernels, beside their largest launches |
+//! | `resources` | registers and memory of the compiled kernels, beside their largest launches |
+//! | `machine_code` | hazards of wgmma in the compiled kernels |
+//! | `functions` | what gptrain loads from NVIDIA's libraries, beside what they export |
 //! | `orders` | the same bits in several orders of blocks and streams |
 //! | `planted` | planted faults that the stand-in must detect |
 //! | `bench` | inputs, outputs and tolerances of one case on one backend |
@@ -25,11 +27,13 @@ mod bench;
 mod cuda;
 mod elementwise;
 mod fp8;
+mod functions;
 mod hopper;
 mod host;
 mod inner_loops;
 mod loss;
 mod low_rank;
+mod machine_code;
 mod muon;
 mod normalise;
 mod orders;

@@ -1,6 +1,8 @@
 //! Registers, bounds and static shared memory of the compiled kernels, as their cubins have them, beside
 //! the largest launches. A launch that a GPU would refuse is found here without one.
 //!
+//! A kernel without a stack neither spills registers nor has arrays in local memory: none has one.
+//!
 //! `kernels/build.sh` leaves fat binaries: entries of a header, then an ELF file (or PTX), as a zstd frame
 //! where it is compressed. `cuobjdump --dump-resource-usage` reads the same; no wheel of the compiler
 //! has it.
@@ -20,9 +22,10 @@ const SHARED: [(u32, usize); 3] = [(80, 163 << 10), (90, 227 << 10), (100, 227 <
 const STATIC: usize = 48 << 10;
 
 /// Attributes of a kernel in a cubin's sections `.nv.info`: format with a length, most threads of a block,
-/// registers of a thread.
+/// bytes of its stack, registers of a thread.
 const SIZED: u8 = 4;
 const MOST_THREADS: u8 = 0x05;
+const STACK: u8 = 0x11;
 const REGISTER_COUNT: u8 = 0x2f;
 
 /// A compiled kernel.
@@ -36,6 +39,8 @@ struct Resources {
     threads: usize,
     /// Bytes of static shared memory.
     fixed: usize,
+    /// Bytes of local memory of a thread: spilled registers, and arrays that are not in registers.
+    stack: usize,
 }
 
 fn number(bytes: &[u8], at: usize, size: usize) -> usize {
@@ -46,7 +51,7 @@ fn number(bytes: &[u8], at: usize, size: usize) -> usize {
 }
 
 /// Compute capability and ELF file of each entry of machine code.
-fn cubins(fatbin: &[u8]) -> Vec<(u32, Vec<u8>)> {
+pub fn cubins(fatbin: &[u8]) -> Vec<(u32, Vec<u8>)> {
     assert_eq!(number(fatbin, 0, 4), 0xba55_ed50, "magic number of a fat binary");
     let (mut at, mut found) = (number(fatbin, 6, 2), Vec::new());
     let end = at + number(fatbin, 8, 8);
@@ -106,16 +111,24 @@ fn resources_of(arch: u32, elf: &[u8]) -> Vec<Resources> {
     let contents = |name: &str| named(name).map_or(&[][..], |(_, contents, _)| *contents);
     let (symbols, strings) = (contents(".symtab"), contents(".strtab"));
     let symbol = |index: usize| text(strings, number(symbols, 24 * index, 4));
-    let counts = attributes(contents(".nv.info")).into_iter();
-    let counts = counts.filter(|(kind, _)| *kind == REGISTER_COUNT);
-    let resources = |(_, count): (u8, &[u8])| {
-        let kernel = symbol(number(count, 0, 4));
+    let facts = attributes(contents(".nv.info"));
+    let value_of = |wanted: u8, kernel: usize| {
+        let found = facts
+            .iter()
+            .find(|(kind, fact)| *kind == wanted && number(fact, 0, 4) == kernel);
+        number(found.expect("every kernel has it").1, 4, 4)
+    };
+    let counts = facts.iter().filter(|(kind, _)| *kind == REGISTER_COUNT);
+    let resources = |(_, count): &(u8, &[u8])| {
+        let index = number(count, 0, 4);
+        let kernel = symbol(index);
         let info = attributes(contents(&format!(".nv.info.{kernel}")));
         let bound = info.into_iter().find(|(kind, _)| *kind == MOST_THREADS);
         let (_, bound) = bound.unwrap_or_else(|| panic!("{kernel} has no launch bound"));
         let threads = (0..3).map(|axis| number(bound, 4 * axis, 4)).product();
         let fixed = named(&format!(".nv.shared.{kernel}")).map_or(0, |(_, _, size)| *size);
-        Resources { kernel, arch, registers: number(count, 4, 4), threads, fixed }
+        let registers = number(count, 4, 4);
+        Resources { kernel, arch, registers, threads, fixed, stack: value_of(STACK, index) }
     };
     counts.map(resources).collect()
 }
@@ -134,9 +147,12 @@ fn compiled() -> Option<Vec<Resources>> {
     (!all.is_empty()).then_some(all)
 }
 
-/// Reason why a GPU refuses the largest launch of a kernel; None if it runs.
+/// Reason why a GPU refuses the largest launch of a kernel, or why it is slow; None if it runs.
 fn refusal(of: &Resources, launches: &[LargestLaunch]) -> Option<String> {
-    let Resources { kernel, arch, registers, threads: bound, fixed } = of;
+    let Resources { kernel, arch, registers, threads: bound, fixed, stack } = of;
+    if *stack > 0 {
+        return Some(format!("{kernel} for sm_{arch}: {stack} bytes of a stack"));
+    }
     let own = launches
         .iter()
         .filter(|launch| kernel.starts_with(launch.kernel));
@@ -208,6 +224,8 @@ fn planted_violations_are_found() {
     assert!(registers[0].contains("80 registers of 896 threads: 71680"), "{registers:?}");
     let fixed = planted("column_sums", 80, &|of| of.fixed = 50 << 10);
     assert_eq!(fixed, ["column_sums for sm_80: 51200 bytes of static shared memory"]);
+    let stack = planted("column_sums", 90, &|of| of.stack = 8);
+    assert_eq!(stack, ["column_sums for sm_90: 8 bytes of a stack"]);
     let shared = planted("attention_kv_16_f32", 80, &|of| of.fixed = 40_000);
     assert!(shared.len() == 1 && shared[0].ends_with("of 166912"), "{shared:?}");
 }
