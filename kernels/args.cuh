@@ -87,17 +87,18 @@ static_assert(AT(ColumnParts, x) == 0 && AT(ColumnParts, to) == 8 &&
 
 struct ColumnSums {
     const float* parts;
-    float* out;
+    // Of block y, whose partial sums begin at column y·cols; null where nothing asks for them.
+    float* outs[3];
     // Stride of the partial sums, in elements.
     uint64_t stride;
     uint32_t count;
     uint32_t cols;
-    uint32_t add;
+    uint32_t add[3];
 };
-static_assert(AT(ColumnSums, parts) == 0 && AT(ColumnSums, out) == 8 &&
-              AT(ColumnSums, stride) == 16 && AT(ColumnSums, count) == 24 &&
-              AT(ColumnSums, cols) == 28 && AT(ColumnSums, add) == 32 &&
-              sizeof(ColumnSums) == 40, "layout");
+static_assert(AT(ColumnSums, parts) == 0 && AT(ColumnSums, outs) == 8 &&
+              AT(ColumnSums, stride) == 32 && AT(ColumnSums, count) == 40 &&
+              AT(ColumnSums, cols) == 44 && AT(ColumnSums, add) == 48 &&
+              sizeof(ColumnSums) == 64, "layout");
 
 struct Gelu {
     const void* x;

@@ -104,12 +104,15 @@ template <class T> __device__ void column_parts(const ColumnParts& a) {
 }
 KERNELS(column_parts, column_parts<T>, ColumnParts, 256)
 
-// out (+)= Σ over parts, which are `stride` elements apart. Few blocks have hundreds of parts per thread:
+// outs[y] (+)= Σ over the parts of block y, which are `stride` elements apart. Few blocks have hundreds of parts per thread:
 // the latency of loads is the bottleneck, so IN_FLIGHT of them are issued before the first is added.
 __device__ void sum_columns(const ColumnSums& a) {
     constexpr int IN_FLIGHT = 16;
     SHARED(float, shared, [SUM_ROWS][32]);
     uint32_t col = blockIdx.x * 32 + threadIdx.x;
+    float* out = a.outs[blockIdx.y];
+    if (!out) return;
+    const float* parts = a.parts + (uint64_t)blockIdx.y * a.cols;
     float sum = 0;
     if (col < a.cols)
         for (uint32_t first = threadIdx.y; first < a.count; first += SUM_ROWS * IN_FLIGHT) {
@@ -117,7 +120,7 @@ __device__ void sum_columns(const ColumnSums& a) {
 #pragma unroll
             for (int k = 0; k < IN_FLIGHT; k++) {
                 uint32_t i = first + k * SUM_ROWS;
-                x[k] = i < a.count ? a.parts[i * a.stride + col] : 0.0f;
+                x[k] = i < a.count ? parts[i * a.stride + col] : 0.0f;
             }
 #pragma unroll
             for (int k = 0; k < IN_FLIGHT; k++) sum += x[k];
@@ -126,7 +129,7 @@ __device__ void sum_columns(const ColumnSums& a) {
     __syncthreads();
     if (threadIdx.y == 0 && col < a.cols) {
         for (int y = 1; y < SUM_ROWS; y++) sum += shared[y][threadIdx.x];
-        a.out[col] = a.add ? a.out[col] + sum : sum;
+        out[col] = a.add[blockIdx.y] ? out[col] + sum : sum;
     }
 }
 KERNEL(column_sums, sum_columns, ColumnSums, 256)

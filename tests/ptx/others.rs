@@ -373,6 +373,41 @@ fn norm_and_residual_backward() {
     }
 }
 
+/// Three sums of one launch, of which nothing asks for the second and the third is added to.
+#[test]
+fn column_sums() {
+    let Some(modules) = Modules::compiled() else { return };
+    let (count, cols) = (300usize, 50usize);
+    let mut random = Random(9);
+    let parts: Vec<f32> = random
+        .normals(3 * count * cols)
+        .iter()
+        .map(|x| *x as f32)
+        .collect();
+    let old: Vec<f32> = random.normals(cols).iter().map(|x| *x as f32).collect();
+    let sum = |which: usize, c: usize| -> f64 {
+        (0..count)
+            .map(|i| f64::from(parts[(3 * i + which) * cols + c]))
+            .sum()
+    };
+    for order in ORDERS {
+        let mut global = Global::default();
+        let from = global.add("parts", &parts);
+        let [first, third] =
+            [global.add("first", &vec![f32::NAN; cols]), global.add("third", &old)];
+        let arguments = Arguments::default()
+            .with(&[from, first, 0, third, 3 * cols as u64])
+            .with(&[count as u32, cols as u32, 0, 0, 1]);
+        let grid = ([cols.div_ceil(32), 3, 1], [32, 8], 0);
+        run(&modules, ("elementwise.80", "column_sums"), &mut global, arguments, grid, order)
+            .unwrap();
+        let want: Vec<f64> = (0..cols).map(|c| sum(0, c)).collect();
+        assert_near("first", &doubled(global.read::<f32>(first)), &want, 1e-6);
+        let want: Vec<f64> = (0..cols).map(|c| f64::from(old[c]) + sum(2, c)).collect();
+        assert_near("third", &doubled(global.read::<f32>(third)), &want, 1e-6);
+    }
+}
+
 /// RMS norm of heads, then RoPE.
 #[test]
 fn query_key() {

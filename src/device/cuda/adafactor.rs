@@ -34,7 +34,7 @@ pub(super) fn factor_sums(cuda: &Cuda, op: &op::FactorSums) {
     let arguments = arguments!(FactorCols { x, factor, parts, chunk, count, part });
     let grid = Grid { blocks: [across, chunks, 1], threads: [32, 8], shared: 0 };
     cuda.launch("factor_cols", grid, arguments);
-    add_parts(cuda, parts, width, chunks, cols);
+    add_parts(cuda, parts, width, chunks, [Some(cols)]);
 }
 
 pub(super) fn fused_square_sums(cuda: &Cuda, op: &op::FusedSquareSums) {

@@ -55,10 +55,12 @@ kernel_args! {
     }
 
     struct ColumnSums {
-        parts: *const f32, out: *mut f32,
+        parts: *const f32,
+        /// Of block y, whose partial sums begin at column y·cols; null where nothing asks for them.
+        outs: [*mut f32; 3],
         /// Stride of the partial sums, in elements.
         stride: u64,
-        count: u32, cols: u32, add: u32,
+        count: u32, cols: u32, add: [u32; 3],
     }
 
     struct Gelu {

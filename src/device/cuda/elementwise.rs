@@ -1,7 +1,7 @@
 //! Elementwise ops: zero, copy, blend, dropout, residual; sums of columns.
 
 use super::Cuda;
-use super::args::{DropoutMask, arguments};
+use super::args::{Argument, DropoutMask, arguments};
 use super::launch::{Grid, elements_per_move, typed, vector};
 use crate::{Backend, Dropout, InPlace, MemoryKind, Out, Tensor, op};
 use base::DType;
@@ -80,14 +80,24 @@ fn sum_columns(cuda: &Cuda, x: Tensor, dropped: Option<(Tensor, &Dropout)>, sums
     let arguments = arguments!(ColumnParts { x, to, parts, rows, cols, chunk, vector, drop });
     let grid = Grid { blocks: [across, chunks, 1], threads: [32, 8], shared: 0 };
     cuda.launch(typed!("column_parts", x.dtype), grid, arguments);
-    add_parts(cuda, parts, x.cols, chunks, sums);
+    add_parts(cuda, parts, x.cols, chunks, [Some(sums)]);
 }
 
-/// out (+)= Σ over `count` partial sums of rows, which are `stride` f32 apart.
-pub(super) fn add_parts(cuda: &Cuda, parts: usize, stride: usize, count: usize, out: Out) {
-    let cols = out.to.numel();
-    let add = out.add;
-    let arguments = arguments!(ColumnSums { parts, out, stride, count, cols, add });
-    let grid = Grid { blocks: [cols.div_ceil(32), 1, 1], threads: [32, 8], shared: 0 };
+/// outs[k] (+)= Σ over `count` partial sums, which are `stride` f32 apart: a row of them has those of each
+/// output, one after the other, also of one that is None. All outputs have the same size.
+pub(super) fn add_parts<const N: usize>(
+    cuda: &Cuda,
+    parts: usize,
+    stride: usize,
+    count: usize,
+    outs: [Option<Out>; N],
+) {
+    let Some(first) = outs.iter().flatten().next() else { return };
+    let cols = first.to.numel();
+    let of = |k: usize| outs.get(k).copied().flatten();
+    let add = std::array::from_fn(|k| u32::from(of(k).is_some_and(|out| out.add)));
+    let outs = std::array::from_fn(|k| of(k).argument());
+    let arguments = arguments!(ColumnSums { parts, outs, stride, count, cols, add });
+    let grid = Grid { blocks: [cols.div_ceil(32), N, 1], threads: [32, 8], shared: 0 };
     cuda.launch("column_sums", grid, arguments);
 }

@@ -142,13 +142,7 @@ fn add_all<const N: usize>(
     grid: Grid,
     outs: [Option<Out>; N],
 ) {
-    let cols = from.cols as usize;
-    for (i, out) in outs.into_iter().enumerate() {
-        if let Some(out) = out {
-            let parts = from.parts as usize + i * cols * size_of::<f32>();
-            add_parts(cuda, parts, N * cols, grid.blocks[0], out);
-        }
-    }
+    add_parts(cuda, from.parts as usize, N * from.cols as usize, grid.blocks[0], outs);
 }
 
 /// Threads of a block that reads its rows twice: the launch bound of those kernels.

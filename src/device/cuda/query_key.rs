@@ -33,10 +33,7 @@ pub(super) fn backward(cuda: &Cuda, op: &op::QueryKeyBackward) {
     let arguments = arguments!(QueryKey { dy, parts: parts.unwrap_or(0), chunk, ..common });
     let grid = Grid::line(blocks, 32 * WARPS);
     cuda.launch(typed!("query_key_backward", dy.dtype), grid, arguments);
-    for (i, out) in dquery.into_iter().chain(dkey).enumerate() {
-        let parts = arguments.parts as usize + i * d * size_of::<f32>();
-        add_parts(cuda, parts, 2 * d, blocks, out);
-    }
+    add_parts(cuda, arguments.parts as usize, 2 * d, blocks, [dquery, dkey]);
 }
 
 /// Heads of all rows: of queries, keys and values.

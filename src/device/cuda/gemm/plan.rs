@@ -315,7 +315,7 @@ impl Products {
             )
         });
         if let (Some(sums), Some(db), 0) = (on.bias, on.db, status) {
-            add_parts(cuda, sums.addr(), 0, 1, db);
+            add_parts(cuda, sums.addr(), 0, 1, [Some(db)]);
         }
         status
     }
