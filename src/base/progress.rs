@@ -34,6 +34,11 @@ pub fn silence() {
     QUIET.store(true, Ordering::Relaxed);
 }
 
+/// Whether `--quiet` asks for no progress.
+pub fn is_silent() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
+
 /// Prints above the bar, if there is one. `print` must not print by `say!` or `warn!`.
 pub fn print_above_bar<T>(print: impl FnOnce() -> T) -> T {
     let bar = BAR.lock().as_ref().and_then(WeakProgressBar::upgrade);
@@ -47,7 +52,7 @@ pub fn print_above_bar<T>(print: impl FnOnce() -> T) -> T {
 /// Colours follow `NO_COLOR`.
 pub fn bar(length: Option<u64>) -> ProgressBar {
     let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
-    let shown = std::io::stderr().is_terminal() && !dumb && !QUIET.load(Ordering::Relaxed);
+    let shown = std::io::stderr().is_terminal() && !dumb && !is_silent();
     let target = if shown {
         ProgressDrawTarget::term_like_with_hz(Box::<terminal::Terminal>::default(), REDRAWS)
     } else {

@@ -102,6 +102,7 @@ impl fmt::Display for Seconds {
         let whole = s.round() as u64;
         f.pad(&match s {
             _ if !s.is_finite() => "unknown".to_string(),
+            _ if s > 0.0 && s < 0.0095 => format!("{:.2} ms", s * 1e3),
             _ if s < 1.0 => format!("{:.0} ms", s * 1e3),
             _ if s < 60.0 => format!("{s:.1} s"),
             _ if s < 3600.0 => format!("{} m {:02} s", whole / 60, whole % 60),
@@ -127,6 +128,10 @@ mod tests {
             ["0 ranks", "1,024 ranks"]
         );
         assert_eq!(Seconds(0.34).to_string(), "340 ms");
+        assert_eq!(
+            [0.0, 0.0004, 0.0123].map(|s| Seconds(s).to_string()),
+            ["0 ms", "0.40 ms", "12 ms"]
+        );
         assert_eq!(Seconds(245.0).to_string(), "4 m 05 s");
         assert_eq!(Seconds(273_600.0).to_string(), "3 d 4 h");
         assert_eq!(format!("{:>8}", Bytes(17)), "    17 B");

@@ -13,7 +13,7 @@ use super::setup::{Extras, Program, Setup};
 use super::trainers;
 use super::tuned::Tuned;
 use super::view::{self, Terms, View};
-use super::words::Price;
+use super::words::{self, Price};
 use base::Problems;
 use device::Dry;
 use engine::{check_micro_batch, model_dtype};
@@ -32,7 +32,7 @@ pub struct Flags<'a> {
     pub tokens: Option<f64>,
     /// Price of one device for one hour.
     pub price: Option<Price>,
-    pub budget: Option<f64>,
+    pub budget: Option<words::Sum>,
     /// Share of the wall-clock time in which the run makes progress.
     pub availability: Option<f64>,
     /// Whether kernel launches are asynchronous.
@@ -85,11 +85,12 @@ impl Request {
         }
         let price = flags.price.or(m.plan.price.map(Price::dollars));
         let price = price.unwrap_or(Price::dollars(if hw.name == CPU { 0.0 } else { hw.price }));
+        check_currency(flags, price)?;
         let terms = Terms {
             price: price.sum,
             currency: price.sign,
             availability: flags.availability.or(m.plan.availability).unwrap_or(1.0),
-            budget: flags.budget.or(m.plan.budget),
+            budget: flags.budget.map(|(_, sum)| sum).or(m.plan.budget),
             hours: m.plan.hours,
             samples,
             tokens: m.schedule().tokens(samples),
@@ -174,6 +175,18 @@ fn refuse_numbers(precision: Precision, hw: &Hardware) -> Result<(), Problems> {
 }
 
 /// Fails if a device cannot reach what `--tflops` says.
+/// A budget with a currency and a price in another cannot be compared.
+fn check_currency(flags: &Flags, price: Price) -> Result<(), Problems> {
+    match flags.budget {
+        Some((Some(sign), _)) if sign != price.sign => Err(Problems::one(
+            "--budget",
+            format!("a budget in {sign}, and the price of a device-hour is in {}", price.sign),
+            format!("give the price in that currency too, such as --price {sign}2.10"),
+        )),
+        _ => Ok(()),
+    }
+}
+
 fn check_tflops(tflops: Option<f64>, hw: &Hardware) -> Result<(), Problems> {
     let Some(tflops) = tflops else { return Ok(()) };
     let peak = hw.peak_tflops.max(hw.fp8_tflops).max(hw.fp4_tflops);

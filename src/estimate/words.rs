@@ -127,6 +127,19 @@ impl Price {
 
 /// A price as people write it: "2.10", in dollars as the hardware table's, or "€2.10", "2.10 CHF".
 pub fn price(text: &str) -> Result<Price, String> {
+    let (sign, sum) = read_money(text).ok_or("a price is written as in 2.10, €2.10 or 2.10 CHF")?;
+    Ok(Price { sign: sign.unwrap_or("$"), sum })
+}
+
+/// A sum of money, of which the currency may be left to the price.
+pub type Sum = (Option<&'static str>, f64);
+
+/// A budget as people write it: "90000", "€90000", "2e6 CHF".
+pub fn budget(text: &str) -> Result<Sum, String> {
+    read_money(text).ok_or_else(|| "a budget is written as in 90000, €90000 or 2e6 CHF".to_string())
+}
+
+fn read_money(text: &str) -> Option<Sum> {
     let signs = ["$", "€", "£", "¥", "₹", "CHF", "EUR", "USD", "GBP"];
     let text = text.trim();
     let without = |sign: &&str| {
@@ -135,10 +148,8 @@ pub fn price(text: &str) -> Result<Price, String> {
     };
     let sign = signs.into_iter().find(|sign| without(sign).is_some());
     let number = sign.and_then(|sign| without(&sign)).unwrap_or(text);
-    match number::real(number) {
-        Ok(sum) if sum >= 0.0 => Ok(Price { sign: sign.unwrap_or("$"), sum }),
-        _ => Err("a price is written as in 2.10, €2.10 or 2.10 CHF".into()),
-    }
+    let sum = number::real(number).ok().filter(|sum| *sum >= 0.0)?;
+    Some((sign, sum))
 }
 
 /// "41,678"; below a hundred with two digits.
@@ -174,6 +185,9 @@ fn a_price_has_the_sign_that_it_is_given() {
     assert_eq!(price("€2.1"), Ok(Price { sign: "€", sum: 2.1 }));
     assert_eq!(price("2.1 CHF"), Ok(Price { sign: "CHF", sum: 2.1 }));
     assert_eq!(money("CHF", 337.2), "CHF 337");
+    assert_eq!(budget("90_000"), Ok((None, 9e4)));
+    assert_eq!(budget("€90000"), Ok((Some("€"), 9e4)));
+    assert!(budget("ninety").unwrap_err().contains("€90000"));
     for wrong in ["", "two", "-1", "NaN", "€"] {
         assert!(price(wrong).unwrap_err().contains("€2.10"), "{wrong}");
     }

@@ -185,6 +185,19 @@ fn a_deadline_gives_the_fewest_nodes() {
     assert!(out.contains("does not end within 7 days on up to"), "{out}");
 }
 
+/// A budget may name its currency, which is the price's.
+#[test]
+fn a_budget_has_the_currency_of_the_price() {
+    let run = "manifests/llama3-8b.yaml --hardware h100 --tokens 1e11";
+    let (code, out, err) = estimate(&format!("{run} --budget €90000 --price €2.10"));
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("of the budget: €") || out.contains("the budget by €"), "{out}");
+    let (code, _, err) = estimate(&format!("{run} --budget €90000"));
+    assert_eq!(code, 2);
+    assert!(err.contains("a budget in €, and the price of a device-hour is in $"), "{err}");
+    assert!(err.contains("--price €2.10"), "{err}");
+}
+
 /// A budget of device-hours selects the fastest plan within it, and a plan prints the rest.
 #[test]
 fn a_budget_of_device_hours_is_kept() {

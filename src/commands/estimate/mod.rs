@@ -85,9 +85,9 @@ pub struct Estimate {
     /// Price of one device for one hour, in dollars or with a currency: 2.10, €2.10, "2.10 CHF"
     #[arg(long, value_parser = words::price)]
     price: Option<words::Price>,
-    /// Budget of the run
-    #[arg(long, value_parser = number::real)]
-    budget: Option<f64>,
+    /// Budget of the run, in the price's currency: 90000, €90000
+    #[arg(long, value_parser = words::budget)]
+    budget: Option<words::Sum>,
     /// TFLOP/s that a device reaches, by 8 FLOPs per parameter and token with full recomputation,
     /// else 6 (simple formula): the plan's times follow from it, instead of from the hardware
     #[arg(long, value_parser = number::real)]

@@ -30,7 +30,7 @@ impl Bar {
     }
 
     pub fn show(&self, progress: Progress) {
-        if self.started.elapsed() < QUICK {
+        if base::progress::is_silent() || self.started.elapsed() < QUICK {
             return;
         }
         let shown = &mut *self.shown.lock().expect("no panic");
