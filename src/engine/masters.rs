@@ -2,6 +2,7 @@
 //! parameters and ranks. Each piece is copied to the device, updated, and copied back. The next
 //! pieces are fetched and the previous one is stored meanwhile.
 
+use super::params::Windows;
 use super::states::{MASTER, MODEL, ParamStates};
 use base::DType;
 use device::{Arena, Backend, MemoryKind, Tensor, Transfer};
@@ -19,8 +20,9 @@ const WINDOWS: usize = 3;
 pub struct MasterWindows {
     /// Maximum elements of a piece.
     size: usize,
-    /// Buffers of the master weight, f32 [1, size], and of the model weight in its dtype.
-    windows: [[Tensor; 2]; WINDOWS],
+    /// Buffers of the master weight, f32, and of the model weight in its dtype.
+    masters: Windows,
+    models: Windows,
 }
 
 /// Piece of a parameter: the parameter's index, and the range of elements.
@@ -64,9 +66,8 @@ impl MasterWindows {
         let models = if on_host { longest } else { 0 };
         MasterWindows {
             size,
-            windows: std::array::from_fn(|_| {
-                [arena.matrix(1, longest, DType::F32), arena.matrix(1, models, model)]
-            }),
+            masters: Windows::plan(WINDOWS, longest, DType::F32, arena),
+            models: Windows::plan(WINDOWS, models, model, arena),
         }
     }
 
@@ -103,7 +104,7 @@ impl MasterWindows {
     }
 
     fn master(&self, k: usize, len: usize) -> Tensor {
-        self.windows[k % WINDOWS][0].span(0, len)
+        self.masters.view(k, len)
     }
 
     /// View of a piece whose host tensors are replaced by their window.
@@ -115,7 +116,7 @@ impl MasterWindows {
         let model = match model.memory() {
             MemoryKind::Device => model,
             MemoryKind::Host if model.addr() == master.addr() => window,
-            MemoryKind::Host => self.windows[k % WINDOWS][1].span(0, len),
+            MemoryKind::Host => self.models.view(k, len),
         };
         piece.with_memory(MASTER, window).with_memory(MODEL, model)
     }

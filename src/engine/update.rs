@@ -1,7 +1,7 @@
 //! Update at the end of a step: clips by the global norm, advances the loss scale, applies the
 //! rule.
 
-use super::params::{BucketState, GradSums, ShardedParams, ZeroCounts};
+use super::params::{BucketState, GradSums, Residence, ShardedParams, ZeroCounts};
 use super::rule::{OptimizerRule, Place, Step};
 use super::scalars::Scalars;
 use super::scaler;
@@ -102,9 +102,9 @@ impl Update {
         let mut found: Vec<Vec<GradSums>> = buckets.iter().map(|_| Vec::new()).collect();
         for (i, (number, range)) in self.places.iter().enumerate() {
             let bucket = &buckets[*number];
-            if bucket.host_grads.is_some() {
+            if bucket.grads.residence == Residence::Host {
                 let first = range.start - layout.buckets[*number].range.start;
-                let grad = bucket.grads.span(first, range.len());
+                let grad = bucket.grads.whole.span(first, range.len());
                 let unpadded = grad.span(0, self.unpadded[i].numel());
                 let zeros = zeros.map(|counts| (unpadded, counts.span(i, 1)));
                 found[*number].push(GradSums { grad, squares: sums.span(i, 1), zeros });

@@ -11,6 +11,8 @@
 //! the second sends the gradients of the previous block, the third receives the sums of the next.
 //! The squares for the norm are summed as the gradients of the last micro-batch are stored.
 
+use super::plan::{Residence, Values};
+use super::ring::{Ring, Windows, gradient_windows};
 use super::{BucketState, ShardedParams};
 use base::DType;
 use device::{Arena, Backend, Tensor, Transfer, op};
@@ -50,105 +52,104 @@ impl ZeroCounts {
 pub struct Norms {
     /// By bucket.
     pub grads: Vec<Vec<GradSums>>,
-    /// ZeRO 2 and 3: two buffers f32 [1, n] for running sums from the host; n is the longest shard.
-    pub sums: Option<[Tensor; 2]>,
+    /// ZeRO 2 and 3: two windows f32 [1, n] for running sums from the host; n is the longest shard.
+    pub sums: Option<Windows>,
 }
 
 impl Norms {
     /// Reserves the buffers `Norms::sums`.
-    pub fn plan_sums(level: u8, buckets: &[BucketState], arena: &Arena) -> Option<[Tensor; 2]> {
+    pub fn plan_sums(level: u8, buckets: &[BucketState], arena: &Arena) -> Option<Windows> {
         let longest = buckets
             .iter()
             .map(|bucket| bucket.own.len())
             .max()
             .unwrap_or(0);
-        (level >= 2).then(|| [0, 1].map(|_| arena.matrix(1, longest, DType::F32)))
+        (level >= 2).then(|| Windows::plan(2, longest, DType::F32, arena))
     }
 }
 
-/// State of a step's gradients, by bucket.
+/// State of a step's gradients.
 pub struct HostGrads {
     norms: Norms,
     micros: Cell<usize>,
-    /// Micro-batches that the sums on the host include.
+    /// Micro-batches that the sums on the host include, by bucket.
     stored: Vec<Cell<usize>>,
-    /// Bucket whose sums each buffer holds or is receiving.
-    holds: [Cell<Option<usize>>; 3],
-    fetches: RefCell<Vec<Option<Transfer>>>,
-    stores: RefCell<Vec<Option<Transfer>>>,
+    copies: RefCell<Ring<HostCopy>>,
+}
+
+/// Last copy between a window and the host.
+struct HostCopy {
+    /// Bucket whose running sums the window holds or is receiving; None after a copy to the host.
+    fetched: Option<usize>,
+    in_flight: Option<Transfer>,
 }
 
 impl HostGrads {
     pub fn new(buckets: &[BucketState], norms: Norms) -> HostGrads {
-        let none = || buckets.iter().map(|_| None).collect();
         HostGrads {
             norms,
             micros: Cell::new(0),
             stored: buckets.iter().map(|_| Cell::new(0)).collect(),
-            holds: Default::default(),
-            fetches: RefCell::new(none()),
-            stores: RefCell::new(none()),
+            copies: RefCell::new(Ring::new(gradient_windows(true))),
         }
     }
 
-    pub fn begin_step(&self, micros: usize) {
+    pub fn begin_step(&self, be: &dyn Backend, micros: usize) {
+        self.finish(be);
         self.micros.set(micros);
         self.stored.iter().for_each(|stored| stored.set(0));
-        self.holds.iter().for_each(|holds| holds.set(None));
     }
 
-    /// Prepares the buffer of a block for its backward, and starts the fetch for the next block. No
-    /// reduction may be running in the buffer.
+    /// Prepares the window of a block for its backward, and starts the fetch for the next block. No
+    /// reduction may be running in the window.
     pub fn prepare(&self, params: &ShardedParams, index: usize) {
         let bucket = &params.buckets[index];
-        if bucket.host_grads.is_none() {
+        if bucket.grads.residence != Residence::Host {
             return;
         }
         self.begin_fetch(params, index);
-        self.join(params.be, &self.fetches, index);
-        self.holds[index % 3].set(None);
+        self.finish_copy(params.be, index);
         if params.level >= 2 || self.stored[index].get() == 0 {
-            params.be.run(op::Zero { x: bucket.grads.set() });
+            params.be.run(op::Zero { x: bucket.grads.whole.set() });
         }
         // Copies out the gradients reduced during the previous block, during this one.
-        params.accumulate_shard((index + 2) % 3);
+        params.accumulate_shard(index + 2);
         let next = index
             .checked_sub(1)
             .filter(|next| params.buckets[*next].module == Module::Block);
-        // The next block's buffer is free unless gradients are being reduced in it.
+        // The next block's window is free unless gradients are being reduced in it.
         let is_free = self.stored[index].get() + 1 < self.micros.get() || !params.has_replicas();
         if let Some(next) = next.filter(|_| params.level < 2 && is_free) {
             self.begin_fetch(params, next);
         }
     }
 
-    /// Starts fetching the running sums of a block into its buffer, which must be unused.
+    /// Starts fetching the running sums of a block into its window, which must be unused.
     fn begin_fetch(&self, params: &ShardedParams, index: usize) {
-        let be = params.be;
-        let holds = &self.holds[index % 3];
-        if holds.get() == Some(index) {
+        let fetched = self
+            .copies
+            .borrow_mut()
+            .contents(index)
+            .as_ref()
+            .and_then(|copy| copy.fetched);
+        if fetched == Some(index) {
             return;
         }
-        for other in (index % 3..params.buckets.len()).step_by(3) {
-            self.join(be, &self.fetches, other);
-            self.join(be, &self.stores, other);
-        }
-        let bucket = &params.buckets[index];
-        let has_sums = params.level < 2 && self.stored[index].get() > 0;
-        if let Some(host) = bucket.host_grads.filter(|_| has_sums) {
-            self.fetches.borrow_mut()[index] = Some(be.transfer(host, bucket.grads));
-            holds.set(Some(index));
+        self.finish_copy(params.be, index);
+        if params.level < 2 && self.stored[index].get() > 0 {
+            let Values { stored, whole, .. } = params.buckets[index].grads;
+            let in_flight = Some(params.be.transfer(stored, whole));
+            *self.copies.borrow_mut().contents(index) =
+                Some(HostCopy { fetched: Some(index), in_flight });
         }
     }
 
     /// Copies the running sums to the host. Called after every micro-batch but the last, at ZeRO 0 and 1.
     pub fn store_sums(&self, be: &dyn Backend, index: usize, bucket: &BucketState) {
-        let Some(host) = bucket.host_grads else { return };
-        self.stores.borrow_mut()[index] = Some(be.transfer(bucket.grads, host));
-        self.stored[index].set(self.stored[index].get() + 1);
+        self.store(index, be.transfer(bucket.grads.whole, bucket.grads.stored));
     }
 
-    /// Stores the reduced gradients of a micro-batch; `part` is their place in the block's buffer.
+    /// Stores the reduced gradients of a micro-batch; `part` is their place in the block's window.
     pub fn store_reduced(
         &self,
         params: &ShardedParams,
@@ -157,12 +158,11 @@ impl HostGrads {
         last_micro: bool,
     ) {
         let be = params.be;
-        let bucket = &params.buckets[index];
-        let stored = self.stored[index].get();
-        if let Some(sums) = self.norms.sums.filter(|_| stored > 0) {
-            let so_far = sums[index % 2].span(0, part.numel());
-            self.join(be, &self.stores, index);
-            be.join_transfer(be.transfer(bucket.own_grads, so_far));
+        let own = params.buckets[index].grads.own;
+        let has_sums = self.stored[index].get() > 0;
+        if let Some(sums) = self.norms.sums.as_ref().filter(|_| has_sums) {
+            let so_far = sums.view(index, part.numel());
+            be.join_transfer(be.transfer(own, so_far));
             be.run(op::Copy { x: so_far, y: part.add() });
         }
         if last_micro {
@@ -173,22 +173,32 @@ impl HostGrads {
                 }
             }
         }
-        self.stores.borrow_mut()[index] = Some(be.transfer(part, bucket.own_grads));
-        self.stored[index].set(stored + 1);
+        self.store(index, be.transfer(part, own));
+    }
+
+    /// Records a copy of a block's gradients from its window to the host.
+    fn store(&self, index: usize, transfer: Transfer) {
+        let copy = HostCopy { fetched: None, in_flight: Some(transfer) };
+        *self.copies.borrow_mut().contents(index) = Some(copy);
+        self.stored[index].set(self.stored[index].get() + 1);
     }
 
     /// Waits until all gradients are on the host.
     pub fn finish(&self, be: &dyn Backend) {
-        for transfers in [&self.fetches, &self.stores] {
-            for transfer in transfers.borrow_mut().iter_mut().filter_map(Option::take) {
-                be.finish_transfer(transfer);
-            }
+        for transfer in self
+            .copies
+            .borrow_mut()
+            .drain()
+            .filter_map(|copy| copy.in_flight)
+        {
+            be.finish_transfer(transfer);
         }
     }
 
-    /// Orders everything enqueued from now on after the transfer of a bucket, if one is in flight.
-    fn join(&self, be: &dyn Backend, transfers: &RefCell<Vec<Option<Transfer>>>, index: usize) {
-        if let Some(transfer) = transfers.borrow_mut()[index].take() {
+    /// Orders everything enqueued from now on after the copy of a window, which is then unused.
+    fn finish_copy(&self, be: &dyn Backend, index: usize) {
+        let copy = self.copies.borrow_mut().contents(index).take();
+        if let Some(transfer) = copy.and_then(|copy| copy.in_flight) {
             be.join_transfer(transfer);
         }
     }

@@ -7,6 +7,7 @@
 mod host_grads;
 mod offload;
 mod plan;
+mod ring;
 mod slices;
 mod windows;
 #[cfg(test)]
@@ -14,7 +15,8 @@ mod tests;
 
 pub use host_grads::{GradSums, Norms, ZeroCounts};
 pub use offload::Offload;
-pub use plan::{BucketState, OffloadPlan, plan_buckets, plan_fp8_codes, plan_states};
+pub use plan::{BucketState, OffloadPlan, Residence, plan_buckets, plan_fp8_codes, plan_states};
+pub use ring::Windows;
 pub use slices::{Replica, StateRange, StateSlice, is_whole, saved_shape, slice_states};
 
 use super::groups::{Groups, model_dtype};
@@ -25,6 +27,7 @@ use device::{Backend, Tensor, Transfer, op};
 use host_grads::HostGrads;
 use manifest::{Manifest, Model};
 use model::{Bucket, Layout, MicroBatch, Module, Param, ParamStore, Params, Weight};
+use ring::{Ring, WEIGHT_WINDOWS, gradient_windows};
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
@@ -52,30 +55,66 @@ pub struct ShardedParams<'a> {
     in_flight: RefCell<InFlight>,
 }
 
-/// Collectives and transfers in flight.
-#[derive(Default)]
+/// Collectives and transfers in flight, and what the windows hold.
 struct InFlight {
     /// Gathers of weights, by bucket.
     gathers: Vec<Option<Pending>>,
     /// Copies of weights from the host, by bucket.
     fills: Vec<Option<Transfer>>,
-    /// Bucket whose shard each staging buffer holds or is receiving.
-    shares: [Option<usize>; 2],
-    /// Reductions of gradients.
-    reductions: Vec<Pending>,
-    /// Sums of gradients over tensor-parallel ranks.
-    tp_sums: Vec<Pending>,
-    /// Block and micro-batch whose gradients are being reduced, for each buffer that blocks share.
-    scattering: [Option<(usize, MicroBatch, Pending)>; 3],
+    /// Bucket whose shard each window of shards holds or is receiving.
+    shares: Ring<usize>,
+    /// Reductions of buckets without a window.
+    reductions: Vec<Reduction>,
+    /// Reductions in the windows of gradients.
+    scattering: Ring<Reduction>,
     gathered: GatherState,
 }
 
-/// Gather state of ZeRO 3 between passes: the blocks that the two buffers hold whole, and the block
-/// used last. Part of the key of a captured graph.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+/// Reduction of a bucket's gradients after a micro-batch.
+struct Reduction {
+    bucket: usize,
+    micro: MicroBatch,
+    /// Sums over tensor-parallel ranks.
+    tp_sums: Vec<Pending>,
+    /// Sum over replicas; None if `Compression` does it.
+    replica_sum: Option<Pending>,
+}
+
+/// Gather state of ZeRO 3 between passes: the buckets that the windows of weights hold whole, and
+/// the bucket used last. Part of the key of a captured graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GatherState {
-    whole: [Option<usize>; 2],
+    whole: Ring<usize>,
     last: usize,
+}
+
+impl InFlight {
+    /// No collective or transfer, and empty windows.
+    fn none(buckets: &[BucketState]) -> InFlight {
+        let on_host = buckets
+            .iter()
+            .any(|bucket| bucket.grads.residence == Residence::Host);
+        InFlight {
+            gathers: buckets.iter().map(|_| None).collect(),
+            fills: buckets.iter().map(|_| None).collect(),
+            shares: Ring::new(WEIGHT_WINDOWS),
+            reductions: Vec::new(),
+            scattering: Ring::new(gradient_windows(on_host)),
+            gathered: GatherState { whole: Ring::new(WEIGHT_WINDOWS), last: 0 },
+        }
+    }
+}
+
+/// Next step of the gradients that a micro-batch left in a bucket.
+enum GradStep {
+    /// They remain in the bucket; the next micro-batch adds its own.
+    Accumulate,
+    /// The running sums are copied from the window to the host.
+    StoreSums,
+    /// They are summed over the ranks that hold the same weights.
+    Reduce,
+    /// `finish_grads` reduces them, after the sum over the two stages that hold the embedding.
+    ReduceLater,
 }
 
 /// Memory of a rank's parameters, as laid out.
@@ -98,8 +137,6 @@ impl<'a> ShardedParams<'a> {
         memory: ParamMemory,
     ) -> ShardedParams<'a> {
         let ParamMemory { layout, buckets, states, offload, norms } = memory;
-        let gathers = buckets.iter().map(|_| None).collect();
-        let fills = buckets.iter().map(|_| None).collect();
         ShardedParams {
             be,
             level: zero_level(&groups, m),
@@ -110,11 +147,11 @@ impl<'a> ShardedParams<'a> {
             groups,
             layout,
             host_grads: norms.map(|norms| HostGrads::new(&buckets, norms)),
+            in_flight: RefCell::new(InFlight::none(&buckets)),
             buckets,
             params: states,
             offload,
             compressing: Cell::new(false),
-            in_flight: RefCell::new(InFlight { gathers, fills, ..InFlight::default() }),
         }
     }
 
@@ -230,13 +267,15 @@ impl<'a> ShardedParams<'a> {
     /// Starts a step of `micros` micro-batches with gradients of zero.
     pub fn begin_step(&self, micros: usize) {
         if let Some(host) = &self.host_grads {
-            host.begin_step(micros);
+            host.begin_step(self.be, micros);
         }
-        // Buffers shared by blocks are prepared when a block starts to use them.
-        for (index, bucket) in self.buckets.iter().enumerate() {
-            if self.shared_buffer(index).is_none() {
-                self.zero_sums(bucket);
-            }
+        // Windows are prepared when a block starts to use them.
+        for bucket in self
+            .buckets
+            .iter()
+            .filter(|bucket| !bucket.grads.residence.has_window())
+        {
+            self.zero_sums(bucket);
         }
     }
 
@@ -250,23 +289,15 @@ impl<'a> ShardedParams<'a> {
     /// Gradient of a parameter that this rank updates whole, f32.
     pub fn grad(&self, param: &Param) -> Tensor {
         let bucket = &self.buckets[param.bucket];
-        bucket
-            .own_grads
-            .span(param.offset - bucket.own.start, param.numel())
-    }
-
-    /// Whether a bucket's gradients are reduce-scattered after every micro-batch.
-    fn scatters(&self, bucket: &BucketState) -> bool {
-        self.level >= 2 && bucket.module == Module::Block
+        let first = param.offset - bucket.own.start;
+        bucket.grads.own.span(first, param.numel())
     }
 
     /// Range of a bucket's model weights that exist between two steps, and their memory.
     pub fn present_weights(&self, bucket: &BucketState, layout: &Bucket) -> (Range<usize>, Tensor) {
-        if bucket.windowed {
-            (bucket.own.clone(), bucket.own_weights)
-        } else {
-            (layout.range.clone(), bucket.weights)
-        }
+        let has_window = bucket.weights.residence.has_window();
+        let range = if has_window { &bucket.own } else { &layout.range };
+        (range.clone(), bucket.weights.stored)
     }
 
     /// Flat model weights of the parameters whose whole bucket is present.
@@ -288,10 +319,10 @@ impl<'a> ShardedParams<'a> {
     /// Starts gathering the updated weights.
     pub fn begin_all_gather(&self) {
         let in_flight = &mut *self.in_flight.borrow_mut();
-        in_flight.gathered.whole = [None; 2];
-        in_flight.shares = [None; 2];
+        in_flight.gathered.whole = Ring::new(WEIGHT_WINDOWS);
+        in_flight.shares = Ring::new(WEIGHT_WINDOWS);
         for (index, bucket) in self.buckets.iter().enumerate() {
-            if self.level > 0 && !bucket.windowed {
+            if self.level > 0 && !bucket.weights.residence.has_window() {
                 in_flight.gathers[index] = Some(self.groups.grad_sum.begin(bucket.gather()));
             }
         }
@@ -310,8 +341,7 @@ impl<'a> ShardedParams<'a> {
         let in_flight = &*self.in_flight.borrow();
         let is_idle = in_flight.gathers.iter().all(Option::is_none)
             && in_flight.reductions.is_empty()
-            && in_flight.tp_sums.is_empty()
-            && in_flight.scattering.iter().all(Option::is_none);
+            && in_flight.scattering.is_empty();
         is_idle.then_some(in_flight.gathered)
     }
 
@@ -338,42 +368,46 @@ impl<'a> ShardedParams<'a> {
 
     /// Waits for all reductions.
     pub fn wait_reductions(&self) {
-        (0..3).for_each(|buffer| self.accumulate_shard(buffer));
-        let in_flight = &mut *self.in_flight.borrow_mut();
-        for pending in in_flight.tp_sums.drain(..) {
-            self.groups.tp_async.finish(pending);
+        let scattering: Vec<Reduction> = self.in_flight.borrow_mut().scattering.drain().collect();
+        for reduction in scattering {
+            self.finish_in_window(reduction);
         }
-        for pending in in_flight.reductions.drain(..) {
-            self.groups.grad_sum.finish(pending);
+        let reductions = std::mem::take(&mut self.in_flight.borrow_mut().reductions);
+        for reduction in reductions {
+            self.finish_sums(reduction);
         }
     }
 
     /// Starts summing a bucket's gradients over the ranks. Collectives run in the order in which
     /// they start, so the sums over tensor-parallel ranks precede those over replicas.
     fn begin_reduction(&self, index: usize, micro: MicroBatch) {
-        let in_flight = &mut *self.in_flight.borrow_mut();
         let bucket = &self.buckets[index];
         let layout = &self.layout.buckets[index];
+        let whole = bucket.grads.whole;
         let mut tp_sums = Vec::new();
         for param in &layout.params {
             if param.spec.partial_grad(self.sequence) {
-                tp_sums.push(Collective::AllReduce(param.tensor(layout, bucket.grads)));
+                tp_sums.push(Collective::AllReduce(param.tensor(layout, whole)));
             }
         }
-        in_flight
-            .tp_sums
-            .extend(self.groups.tp_async.begin_all(&tp_sums));
-        if self.compressing.get() && bucket.module == Module::Block {
-            return;
-        }
-        let part = bucket.own_part(bucket.grads, layout.range.start);
-        let pending = self.groups.grad_sum.begin(match self.level {
-            0 => Collective::AllReduce(bucket.grads),
-            _ => Collective::ReduceScatter { whole: bucket.grads, part },
+        let tp_sums = self.groups.tp_async.begin_all(&tp_sums);
+        let compressed = self.compressing.get() && bucket.module == Module::Block;
+        let replica_sum = (!compressed).then(|| {
+            self.groups.grad_sum.begin(match self.level {
+                0 => Collective::AllReduce(whole),
+                _ => {
+                    let part = bucket.own_part(whole, layout.range.start);
+                    Collective::ReduceScatter { whole, part }
+                }
+            })
         });
-        match self.shared_buffer(index) {
-            Some(buffer) => in_flight.scattering[buffer] = Some((index, micro, pending)),
-            None => in_flight.reductions.push(pending),
+        let reduction = Reduction { bucket: index, micro, tp_sums, replica_sum };
+        let in_flight = &mut *self.in_flight.borrow_mut();
+        if bucket.grads.residence.has_window() {
+            let previous = in_flight.scattering.contents(index).replace(reduction);
+            assert!(previous.is_none(), "the window's last reduction is finished in `grads`");
+        } else {
+            in_flight.reductions.push(reduction);
         }
     }
 
@@ -382,34 +416,56 @@ impl<'a> ShardedParams<'a> {
         self.groups.grad_sum.size() > 1
     }
 
-    /// Buffer of a block's gradients, if it shares one with other blocks.
-    fn shared_buffer(&self, index: usize) -> Option<usize> {
-        let bucket = &self.buckets[index];
-        let shared = bucket.host_grads.is_some() || self.scatters(bucket);
-        shared.then_some(index % if self.host_grads.is_some() { 3 } else { 2 })
+    /// Waits for the sums of a reduction.
+    fn finish_sums(&self, reduction: Reduction) {
+        for pending in reduction.tp_sums {
+            self.groups.tp_async.finish(pending);
+        }
+        if let Some(pending) = reduction.replica_sum {
+            self.groups.grad_sum.finish(pending);
+        }
     }
 
-    /// Waits for the reduction in a shared buffer, and adds its result to this rank's shard of the block.
-    fn accumulate_shard(&self, buffer: usize) {
-        let reduced = self.in_flight.borrow_mut().scattering[buffer].take();
-        let Some((index, micro, pending)) = reduced else { return };
-        self.groups.grad_sum.finish(pending);
+    /// Finishes the reduction in the window of gradients that bucket `index` uses, if one is running.
+    fn accumulate_shard(&self, index: usize) {
+        let reduction = self
+            .in_flight
+            .borrow_mut()
+            .scattering
+            .contents(index)
+            .take();
+        if let Some(reduction) = reduction {
+            self.finish_in_window(reduction);
+        }
+    }
+
+    /// Waits for a reduction in a window, and adds its result to this rank's shard of the block.
+    fn finish_in_window(&self, reduction: Reduction) {
+        let Reduction { bucket: index, micro, .. } = reduction;
+        self.finish_sums(reduction);
         let bucket = &self.buckets[index];
-        let part = bucket.own_part(bucket.grads, self.layout.buckets[index].range.start);
+        let start = self.layout.buckets[index].range.start;
+        let part = bucket.own_part(bucket.grads.whole, start);
         match &self.host_grads {
             None => {
-                let own = bucket.own_grads;
+                let own = bucket.grads.own;
                 let sum = if micro.first { own.set() } else { own.add() };
                 self.be.run(op::Copy { x: part, y: sum });
                 self.zero_sums(bucket);
             }
-            Some(host) => {
-                let tp_sums = std::mem::take(&mut self.in_flight.borrow_mut().tp_sums);
-                for pending in tp_sums {
-                    self.groups.tp_async.finish(pending);
-                }
-                host.store_reduced(self, index, part, micro.last);
-            }
+            Some(host) => host.store_reduced(self, index, part, micro.last),
+        }
+    }
+
+    /// Next step of the gradients that a micro-batch left in a bucket.
+    fn grad_step(&self, bucket: &BucketState, micro: MicroBatch) -> GradStep {
+        let in_two_stages = self.tied && bucket.module == Module::Embed;
+        match bucket.grads.residence {
+            Residence::Whole if !micro.last => GradStep::Accumulate,
+            Residence::Whole if in_two_stages => GradStep::ReduceLater,
+            Residence::Whole | Residence::Shard => GradStep::Reduce,
+            Residence::Host if micro.last || self.level >= 2 => GradStep::Reduce,
+            Residence::Host => GradStep::StoreSums,
         }
     }
 
@@ -437,7 +493,7 @@ pub fn zero_level(groups: &Groups, m: &Manifest) -> u8 {
 impl ParamStore for ShardedParams<'_> {
     fn weights(&self, index: usize) -> &Params {
         let bucket = &self.buckets[index];
-        if bucket.windowed {
+        if bucket.weights.residence.has_window() {
             self.gather_block(index);
         } else if let Some(pending) = self.in_flight.borrow_mut().gathers[index].take() {
             self.groups.grad_sum.finish(pending);
@@ -446,28 +502,33 @@ impl ParamStore for ShardedParams<'_> {
     }
 
     fn grads(&self, index: usize, first_micro: bool) -> &Params {
-        if let Some(buffer) = self.shared_buffer(index) {
-            self.accumulate_shard(buffer);
+        let bucket = &self.buckets[index];
+        if bucket.grads.residence.has_window() {
+            self.accumulate_shard(index);
         }
         if let Some(host) = &self.host_grads {
             host.prepare(self, index);
         }
-        let bucket = &self.buckets[index];
-        let first = first_micro || self.scatters(bucket);
+        let first = first_micro || bucket.grads.residence == Residence::Shard;
         let grads = &bucket.grads_by_name;
         if first { &grads.overwrite } else { &grads.accumulate }
     }
 
     fn grads_done(&self, index: usize, micro: MicroBatch) {
         let bucket = &self.buckets[index];
-        let later = self.tied && bucket.module == Module::Embed; // `finish_grads` reduces it
-        if (micro.last || self.scatters(bucket)) && !later {
-            self.begin_reduction(index, micro);
-            if let Some(buffer) = self.shared_buffer(index).filter(|_| !self.has_replicas()) {
-                self.accumulate_shard(buffer);
+        match self.grad_step(bucket, micro) {
+            GradStep::Accumulate | GradStep::ReduceLater => {}
+            GradStep::StoreSums => {
+                if let Some(host) = &self.host_grads {
+                    host.store_sums(self.be, index, bucket);
+                }
             }
-        } else if let Some(host) = &self.host_grads {
-            host.store_sums(self.be, index, bucket);
+            GradStep::Reduce => {
+                self.begin_reduction(index, micro);
+                if bucket.grads.residence.has_window() && !self.has_replicas() {
+                    self.accumulate_shard(index);
+                }
+            }
         }
     }
 }

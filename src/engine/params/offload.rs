@@ -6,6 +6,7 @@
 //! Norm, clipping, loss scale and the rule's own scalars are computed on the device.
 
 use super::plan::BucketState;
+use super::ring::Windows;
 use crate::arenas::Arenas;
 use crate::masters::MasterWindows;
 use crate::rule::{OptimizerRule, Step};
@@ -63,11 +64,12 @@ impl Offload {
             .map(|(_, range)| range.len())
             .max()
             .unwrap_or(0);
-        let buffers = [0; BUFFERS]
-            .map(|_| [staging.matrix(1, longest, model), staging.matrix(1, longest, DType::F32)]);
+        let [all_weights, all_grads] =
+            [model, DType::F32].map(|dtype| Windows::plan(BUFFERS, longest, dtype, staging));
         let mut pieces = Vec::new();
         for (i, (bucket, range)) in ranges.into_iter().enumerate() {
-            let [weights, grads] = buffers[i % BUFFERS].map(|buffer| buffer.span(0, range.len()));
+            let [weights, grads] =
+                [&all_weights, &all_grads].map(|windows| windows.view(i, range.len()));
             pieces.push(Piece::new(&buckets[bucket], &params_of(bucket), range, weights, grads));
         }
         Offload {
@@ -182,8 +184,8 @@ impl Piece {
     ) -> Piece {
         let first = range.start - bucket.own.start;
         let len = range.len();
-        let weights = bucket.own_weights.span(first, len);
-        let grads = bucket.own_grads.span(first, len);
+        let weights = bucket.weights.own.span(first, len);
+        let grads = bucket.grads.own.span(first, len);
         let copies_weights = weights.memory() == MemoryKind::Device;
         let copies_grads = grads.memory() == MemoryKind::Device;
         let staged_weights = if copies_weights { weights_buffer } else { weights };
@@ -270,7 +272,7 @@ topology: {data: 2, zero: 1, offload: optimizer}
                 .clone()
                 .map(|i| (i as f32 * 0.37).sin())
                 .collect();
-            cpu.upload(bytemuck::cast_slice(&grads), bucket.own_grads);
+            cpu.upload(bytemuck::cast_slice(&grads), bucket.grads.own);
         }
         for (update, factor) in [(1i64, 0.5f32), (2, 0.25), (2, f32::NAN)] {
             cpu.upload(bytemuck::bytes_of(&update), updates);
@@ -292,7 +294,7 @@ topology: {data: 2, zero: 1, offload: optimizer}
         let states = states
             .iter()
             .flat_map(|p| p.iter().map(|(.., at)| read(at)));
-        let weights = buckets.iter().map(|bucket| read(bucket.own_weights));
+        let weights = buckets.iter().map(|bucket| read(bucket.weights.own));
         (states.chain(weights).collect(), offload.pieces.len())
     }
 

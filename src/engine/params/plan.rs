@@ -14,6 +14,7 @@
 //! buffers of ZeRO 3. Under ZeRO two smaller windows hold the shards to be gathered next. The
 //! gradients of blocks may also be stored on the host (`host_grads`).
 
+use super::ring::{WEIGHT_WINDOWS, Windows, gradient_windows};
 use crate::arenas::Arenas;
 use crate::rule::OptimizerRule;
 use crate::states::{MODEL, ParamStates, StateSpec};
@@ -48,27 +49,44 @@ impl OffloadPlan {
     }
 }
 
-/// Gradient buffers that blocks share: one is computed in and one is reduced; with gradients on the
-/// host, a third is copied to or from it.
-const WINDOWS: [usize; 2] = [2, 3];
+/// Place of a bucket's weights or gradients while no pass uses them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residence {
+    /// Whole on the device.
+    Whole,
+    /// This rank's shard on the device. A window holds the whole while it is in use.
+    Shard,
+    /// On the host. A window on the device holds the whole while it is in use.
+    Host,
+}
 
-/// Memory of a bucket's weights and gradients: whole (for forward and backward, possibly only while
-/// in use), and this rank's own shard (everything at ZeRO 0).
+impl Residence {
+    /// Whether a window holds the whole while it is in use.
+    pub fn has_window(self) -> bool {
+        self != Residence::Whole
+    }
+}
+
+/// Memory of a bucket's weights or gradients.
+pub struct Values {
+    pub residence: Residence,
+    /// The whole bucket on the device, for forward and backward. A window unless `residence` is `Whole`.
+    pub whole: Tensor,
+    /// Memory that keeps its values between two passes: the whole bucket, or this rank's shard.
+    pub stored: Tensor,
+    /// This rank's shard; the whole bucket at ZeRO 0.
+    pub own: Tensor,
+}
+
+/// Memory of a bucket.
 pub struct BucketState {
     pub module: Module,
-    /// Whether the weights are whole on the device only while in use.
-    pub windowed: bool,
     /// Elements of the layout that this rank updates.
     pub own: Range<usize>,
-    pub weights: Tensor,
-    pub own_weights: Tensor,
-    /// Device copy of `own_weights` during a gather, if they are on the host.
+    pub weights: Values,
+    /// Device copy of `weights.own` during a gather, if they are on the host.
     pub share: Option<Tensor>,
-    pub grads: Tensor,
-    pub own_grads: Tensor,
-    /// On the host: running sums of the gradients; whole up to ZeRO 1, else this rank's shard.
-    /// `own_grads` is a view of it.
-    pub host_grads: Option<Tensor>,
+    pub grads: Values,
     pub weights_by_name: Params,
     pub grads_by_name: GradsByName,
 }
@@ -100,7 +118,10 @@ impl GradsByName {
 impl BucketState {
     /// Gather of the bucket's weights. If they are on the host, `share` must hold this rank's shard.
     pub fn gather(&self) -> Collective {
-        Collective::AllGather { part: self.share.unwrap_or(self.own_weights), whole: self.weights }
+        Collective::AllGather {
+            part: self.share.unwrap_or(self.weights.own),
+            whole: self.weights.whole,
+        }
     }
 
     /// This rank's share of `whole`, weights or gradients, for a bucket that starts at `start`. It is the
@@ -119,74 +140,80 @@ pub fn plan_buckets(
     on_host: OffloadPlan,
     arenas: &Arenas,
 ) -> Vec<BucketState> {
-    let is_block = |bucket: &Bucket| bucket.module == Module::Block;
-    let is_windowed = |bucket: &Bucket| {
+    let weights_at = |bucket: &Bucket| {
+        let is_block = bucket.module == Module::Block;
         let is_large = bucket.params.iter().any(|param| param.spec.vocab);
-        level == 3 && is_block(bucket) || on_host.weights && (is_block(bucket) || is_large)
+        if on_host.weights && (is_block || is_large) {
+            Residence::Host
+        } else if is_block && level == 3 {
+            Residence::Shard
+        } else {
+            Residence::Whole
+        }
     };
-    let window = longest(layout, is_windowed);
-    let gathered = window.map(|len| [0, 1].map(|_| arenas.weights.matrix(1, len, model)));
-    let shares = window.filter(|_| on_host.weights && level > 0).map(|len| {
+    let grads_at = |bucket: &Bucket| match bucket.module {
+        Module::Block if on_host.grads => Residence::Host,
+        Module::Block if level >= 2 => Residence::Shard,
+        _ => Residence::Whole,
+    };
+    let in_turn = longest(layout, |bucket| weights_at(bucket).has_window());
+    let gathered = in_turn.map(|len| Windows::plan(WEIGHT_WINDOWS, len, model, &arenas.weights));
+    let shares = in_turn.filter(|_| on_host.weights && level > 0).map(|len| {
         let shard = len / layout.shard.dp.max(1);
-        [0, 1].map(|_| arenas.weights.matrix(1, shard, model))
+        Windows::plan(WEIGHT_WINDOWS, shard, model, &arenas.weights)
     });
-    let windows = WINDOWS[usize::from(on_host.grads)];
-    let mut reduced = Vec::new();
-    if let Some(len) = longest(layout, is_block).filter(|_| level >= 2 || on_host.grads) {
-        reduced.extend((0..windows).map(|_| arenas.grads.matrix(1, len, DType::F32)));
-    }
+    let reduced = longest(layout, |bucket| grads_at(bucket).has_window())
+        .map(|len| Windows::plan(gradient_windows(on_host.grads), len, DType::F32, &arenas.grads));
     let mut states = Vec::new();
-    for (i, bucket) in layout.buckets.iter().enumerate() {
+    for (index, bucket) in layout.buckets.iter().enumerate() {
         let len = bucket.range.len();
-        let is_block = is_block(bucket);
         let own = match level {
             0 => bucket.range.clone(),
             _ => bucket.shard(layout.shard.dp, dp_rank),
         };
-        let offset = own.start - bucket.range.start;
         let shard = own.len();
-        let windowed = is_windowed(bucket);
-        let weights = match &gathered {
-            Some(buffers) if windowed => buffers[i % 2].span(0, len),
-            _ => arenas.weights.matrix(1, len, model),
+        let cut = |whole: Tensor| whole.span(own.start - bucket.range.start, shard);
+        let weights = {
+            let residence = weights_at(bucket);
+            let whole = match &gathered {
+                Some(windows) if residence.has_window() => windows.view(index, len),
+                _ => arenas.weights.matrix(1, len, model),
+            };
+            let own = match residence {
+                Residence::Host => arenas.host_weights.matrix(1, shard, model),
+                _ if level == 3 => arenas.weights.matrix(1, shard, model),
+                _ => cut(whole),
+            };
+            let stored = if residence.has_window() { own } else { whole };
+            Values { residence, whole, stored, own }
         };
-        let grads = if is_block && !reduced.is_empty() {
-            reduced[i % windows].span(0, len)
-        } else {
-            arenas.grads.matrix(1, len, DType::F32)
+        let share = shares.as_ref().filter(|_| weights.residence.has_window());
+        let grads = {
+            let residence = grads_at(bucket);
+            let whole = match &reduced {
+                Some(windows) if residence.has_window() => windows.view(index, len),
+                _ => arenas.grads.matrix(1, len, DType::F32),
+            };
+            let scatters = residence.has_window() && level >= 2;
+            let stored_len = if scatters { shard } else { len };
+            let stored = match residence {
+                Residence::Whole => whole,
+                Residence::Shard => arenas.grads.matrix(1, stored_len, DType::F32),
+                Residence::Host => arenas.host_grads.matrix(1, stored_len, DType::F32),
+            };
+            let own = if scatters { stored } else { cut(stored) };
+            Values { residence, whole, stored, own }
         };
-        let own_weights = if windowed && on_host.weights {
-            arenas.host_weights.matrix(1, shard, model)
-        } else if level == 3 {
-            arenas.weights.matrix(1, shard, model)
-        } else {
-            weights.span(offset, shard)
-        };
-        let share = shares
-            .filter(|_| windowed)
-            .map(|shares| shares[i % 2].span(0, shard));
-        let host_len = if level >= 2 { shard } else { len };
-        let host_grads =
-            (on_host.grads && is_block).then(|| arenas.host_grads.matrix(1, host_len, DType::F32));
-        let own_grads = match (host_grads, level >= 2 && is_block) {
-            (Some(own), true) => own,
-            (Some(whole), false) => whole.span(offset, shard),
-            (None, true) => arenas.grads.matrix(1, shard, DType::F32),
-            (None, false) => grads.span(offset, shard),
-        };
+        // Gradients that are fetched from the host accumulate, starting from zero.
+        let overwrites = bucket.module == Module::Block && grads.residence != Residence::Host;
         states.push(BucketState {
             module: bucket.module,
-            windowed,
+            share: share.map(|windows| windows.view(index, shard)),
+            weights_by_name: Params::new(bucket, weights.whole),
+            grads_by_name: GradsByName::new(bucket, grads.whole, overwrites),
             own,
             weights,
-            own_weights,
-            share,
             grads,
-            own_grads,
-            host_grads,
-            weights_by_name: Params::new(bucket, weights),
-            // Gradients that are fetched from the host accumulate, starting from zero.
-            grads_by_name: GradsByName::new(bucket, grads, is_block && host_grads.is_none()),
         });
     }
     states
@@ -256,8 +283,8 @@ pub fn plan_states(
             states.extend(ParamStates::plan(
                 param,
                 part,
-                cut(bucket.own_weights),
-                cut(bucket.own_grads),
+                cut(bucket.weights.own),
+                cut(bucket.grads.own),
                 &specs,
                 on_host,
                 |spec: &StateSpec, len| {

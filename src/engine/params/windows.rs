@@ -1,8 +1,8 @@
 //! Weights that are whole on the device only while in use: the windows shared by blocks under ZeRO
 //! 3, and those for weights stored on the host. One window is used while the next is filled.
 
+use super::plan::{Residence, Values};
 use super::{InFlight, ShardedParams};
-use device::MemoryKind;
 
 impl ShardedParams<'_> {
     /// Makes a windowed bucket whole: a block of ZeRO 3, or also the embedding if weights are on
@@ -25,12 +25,13 @@ impl ShardedParams<'_> {
     /// Bucket that a pass uses after another, if it has a window.
     fn next_windowed(&self, index: usize, forwards: bool) -> Option<usize> {
         let next = if forwards { index + 1 } else { index.checked_sub(1)? };
-        self.buckets.get(next)?.windowed.then_some(next)
+        let bucket = self.buckets.get(next)?;
+        bucket.weights.residence.has_window().then_some(next)
     }
 
     /// Starts to make a bucket whole, unless its window already holds it.
     fn begin_window(&self, in_flight: &mut InFlight, index: usize) {
-        let previous = in_flight.gathered.whole[index % 2].replace(index);
+        let previous = in_flight.gathered.whole.contents(index).replace(index);
         if previous == Some(index) {
             return;
         }
@@ -40,10 +41,9 @@ impl ShardedParams<'_> {
         }
         let bucket = &self.buckets[index];
         let start = self.layout.buckets[index].range.start;
-        if bucket.own_weights.memory() == MemoryKind::Host && self.level == 0 {
-            let fill = self
-                .be
-                .transfer(bucket.own_weights, bucket.own_part(bucket.weights, start));
+        let Values { residence, whole, own, .. } = bucket.weights;
+        if residence == Residence::Host && self.level == 0 {
+            let fill = self.be.transfer(own, bucket.own_part(whole, start));
             in_flight.fills[index] = Some(fill);
             return;
         }
@@ -57,12 +57,12 @@ impl ShardedParams<'_> {
     fn begin_share(&self, in_flight: &mut InFlight, index: usize) {
         let bucket = &self.buckets[index];
         let Some(share) = bucket.share else { return };
-        let previous = in_flight.shares[index % 2].replace(index);
+        let previous = in_flight.shares.contents(index).replace(index);
         if previous != Some(index) {
             if let Some(unused) = previous {
                 self.finish_fill(in_flight, unused);
             }
-            in_flight.fills[index] = Some(self.be.transfer(bucket.own_weights, share));
+            in_flight.fills[index] = Some(self.be.transfer(bucket.weights.own, share));
         }
     }
 

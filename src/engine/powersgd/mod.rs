@@ -96,7 +96,7 @@ impl Compression {
         let mut names = Vec::new();
         for (bucket, memory) in buckets() {
             for param in &bucket.params {
-                grads.push(param.tensor(bucket, memory.grads));
+                grads.push(param.tensor(bucket, memory.grads.whole));
                 names.push(param.name.clone());
             }
         }
@@ -237,7 +237,7 @@ impl CompressedBucket {
                 let m = param.cols;
                 let r = rank(param, *q);
                 Matrix {
-                    grad: param.tensor(bucket, memory.grads),
+                    grad: param.tensor(bucket, memory.grads.whole),
                     error: as_matrix(*error, n, m),
                     q: as_matrix(*q, m, r),
                     p: next(first, &mut top, [n, r]),
@@ -250,7 +250,10 @@ impl CompressedBucket {
             .iter()
             .map(|run| {
                 at_first += run.len();
-                let grads = memory.grads.span(run.start - bucket.range.start, run.len());
+                let grads = memory
+                    .grads
+                    .whole
+                    .span(run.start - bucket.range.start, run.len());
                 (grads, first.span(at_first - run.len(), run.len()))
             })
             .collect();
