@@ -13,13 +13,14 @@
 //! - it may wait at its end for every collective that it began. This is free after the last
 //!   micro-batch, because the update waits for its reductions anyway. At ZeRO 2 and 3 it costs the
 //!   excess of the first block's reduce-scatter over the embedding's backward. Under a pipeline it
-//!   is not free, because the previous stage waits for the last gradient. The pass that reduces is
-//!   therefore not captured.
+//!   is not free, because the previous stage waits for the last gradient. A pass that reduces is
+//!   therefore not captured: at ZeRO 2 every backward, whose reductions then overlap the passes that
+//!   follow.
 //!
 //! All of this follows from the schedule, so the ranks of a group decide alike, as NCCL requires.
 
 use super::groups::Groups;
-use super::params::{GatherState, OffloadPlan, ShardedParams};
+use super::params::{GatherState, OffloadPlan, ShardedParams, zero_level};
 use device::Graph;
 use manifest::Manifest;
 use model::MicroBatch;
@@ -40,11 +41,6 @@ pub enum PassKind {
 }
 
 impl PassKind {
-    /// Whether gradients are reduced after it.
-    fn reduces(self) -> bool {
-        matches!(self, PassKind::Backward(at) if at.last)
-    }
-
     fn name(self) -> &'static str {
         match self {
             PassKind::Forward { .. } => "forward",
@@ -76,6 +72,8 @@ pub struct GraphCache {
     /// Number of groups with more than one rank whose collectives a pass contains.
     groups: usize,
     pipeline: bool,
+    /// Whether every micro-batch's gradients are reduced (ZeRO 2 and 3).
+    scatters: bool,
     graphs: RefCell<HashMap<GraphKey, CachedGraph>>,
 }
 
@@ -87,6 +85,7 @@ impl GraphCache {
             capturable: inside.iter().all(|group| group.capturable()) && !weights && !grads,
             groups: inside.iter().filter(|group| group.size() > 1).count(),
             pipeline: m.topology.pipeline > 1,
+            scatters: zero_level(groups, m) >= 2,
             graphs: RefCell::default(),
         }
     }
@@ -96,9 +95,14 @@ impl GraphCache {
         self.graphs.borrow_mut().clear();
     }
 
+    /// Whether gradients are reduced after a pass.
+    fn reduces(&self, kind: PassKind) -> bool {
+        matches!(kind, PassKind::Backward(at) if at.last || self.scatters)
+    }
+
     /// Whether a pass may wait for every collective that it began.
     fn joins(&self, kind: PassKind) -> bool {
-        !(self.pipeline && self.groups > 0 && kind.reduces())
+        !(self.pipeline && self.groups > 0 && self.reduces(kind))
     }
 
     /// Runs a pass by calling `enqueue`, or replays its graph.
@@ -112,10 +116,14 @@ impl GraphCache {
         }
         let Some(before) = params.gather_state() else {
             enqueue();
-            return params.wait_reductions();
+            // Under a pipeline they are those of an earlier backward.
+            if !self.pipeline {
+                params.wait_reductions();
+            }
+            return;
         };
         // Only a pass that reduces gradients depends on compression.
-        let compressing = params.is_compressing() && kind.reduces();
+        let compressing = params.is_compressing() && self.reduces(kind);
         let slot = pass.slot;
         let key = GraphKey { kind, slot, chunk, before, compressing };
         let mut graphs = self.graphs.borrow_mut();

@@ -42,7 +42,7 @@ impl Program {
     pub fn zero_levels(self, pipeline: usize) -> &'static [u8] {
         match (self, pipeline) {
             (Program::Gptrain, 1) => &[0, 1, 2, 3],
-            (Program::Gptrain, _) => &[0, 1],
+            (Program::Gptrain, _) => &[0, 1, 2],
             (Program::Other(trainer), 1) => &trainer.zero,
             (Program::Other(trainer), _) => &trainer.piped,
         }

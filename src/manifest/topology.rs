@@ -46,7 +46,8 @@ Topology(raw) {
     /// run's folder keeps the number. Default: 1.
     data: ReplicasForm => usize = replicas(raw.data), written Some(Replicas(*data).into());
     /// State that is sharded among replicas: 0 nothing, 1 optimizer states, 2 also gradients, 3 also
-    /// weights (--zero-stage); at most 1 with a pipeline. Default: 0.
+    /// weights (--zero-stage); at most 2 with a pipeline, where 2 sums the gradients of blocks over
+    /// replicas after every micro-batch. Default: 0.
     zero: u8 = 0, in 0..=3;
     /// Whether tensor-parallel ranks divide norms and dropout along the sequence
     /// (--sequence-parallel); with tensor: 1 it is off. Default: false.

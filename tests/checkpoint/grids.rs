@@ -41,6 +41,11 @@ grids!(one_rank_and_pipeline_zero_1: [] ["pipeline=4", "data=2", "zero=1"]);
 grids!(zero_1_by_8_and_replicas: ["data=8", "zero=1"] ["tensor=2", "data=2", "neighbours=pipeline"]);
 grids!(tensor_zero_2_and_gpipe: ["tensor=2", "data=2", "zero=2"] ["pipeline=2", "schedule=gpipe"]);
 
+grids!(pipeline_zero_2_and_zero_3: ["pipeline=2", "data=2", "zero=2"] ["data=4", "zero=3"]);
+grids!(interleaved_zero_2_and_uneven_zero_2:
+    ["pipeline=2", "data=2", "zero=2", "schedule=interleaved"]
+    ["tensor=2", "pipeline=2", "data=2", "zero=2", "layer_split=[3, 1]"]);
+
 /// For both model families and precisions. (The vocabularies are padded to different sizes.)
 fn there_and_back(from: &[&str], to: &[&str]) {
     let families: [(&[&str], f64); 4] = [

@@ -20,7 +20,7 @@ use gptrain::manifest::Loaded;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-const CELLS: [&[&str]; 10] = [
+const CELLS: [&[&str]; 11] = [
     &[],
     &["data=2"],
     &["data=2", "zero=1"],
@@ -29,6 +29,7 @@ const CELLS: [&[&str]; 10] = [
     &["data=2", "tensor=2"],
     &["data=2", "pipeline=2"],
     &["data=2", "tensor=2", "pipeline=2", "zero=1"],
+    &["data=2", "pipeline=2", "zero=2"],
     &["data=2", "zero=1", "offload=optimizer"],
     &["data=2", "zero=3", "offload=full"],
 ];

@@ -10,7 +10,7 @@ train: {samples: 800}
 ";
 
 /// Settings of every kind of grid.
-pub const GRIDS: [&[&str]; 19] = [
+pub const GRIDS: [&[&str]; 22] = [
     &["topology.tensor=2"],
     &["topology.tensor=4", "topology.recompute=full", "precision=bf16"],
     &["topology.tensor=2", "topology.sequence_parallel=true", "topology.recompute=selective"],
@@ -30,4 +30,7 @@ pub const GRIDS: [&[&str]; 19] = [
     &["topology={tensor: 2, data: 2, zero: 1}", "optimizer.adafactor.scale_parameter=true"],
     &["topology={pipeline: 2, tensor: 2, data: 2, zero: 1}", "optimizer=adafactor"],
     &["topology={tensor: 2, data: 2, zero: 3}", "precision=fp8", "model.hidden=32"],
+    &["topology={pipeline: 2, data: 2, zero: 2}", "precision=bf16"],
+    &["topology={pipeline: 4, data: 2, zero: 2, schedule: gpipe}", "model.tied_head=false"],
+    &["topology={pipeline: 2, tensor: 2, data: 2, zero: 2, schedule: interleaved}"],
 ];

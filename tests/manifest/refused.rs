@@ -153,9 +153,9 @@ fn shapes_that_do_not_fit_are_refused_with_the_numbers() {
     );
     check_added(
         "topology: {pipeline: 2, zero: 3}",
-        "m.yaml:17: topology.zero 3 with topology.pipeline 2: a stage would gather its weights \
-         for each micro-batch, which costs more traffic than the memory is worth → set \
-         topology.zero to 1, or topology.pipeline to 1",
+        "m.yaml:17: topology.zero 3 with topology.pipeline 2: a stage would gather its weights twice \
+         for each micro-batch, which costs more traffic than the memory is worth → set topology.zero \
+         to 2, which shards gradients and optimizer states, or topology.pipeline to 1",
     );
     check_added(
         "topology: {data: 2, zero: 2, compression: powersgd}",

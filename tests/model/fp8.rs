@@ -31,13 +31,14 @@ fn it_learns_as_bf16_does() {
 #[test]
 fn every_grid_learns_as_one_rank_does() {
     let one = train(&[FP8], &GLOBAL);
-    let grids: [&[&str]; 6] = [
+    let grids: [&[&str]; 7] = [
         &["topology.tensor=2"],
         &["topology.tensor=2", "topology.sequence_parallel=true", "topology.recompute=full"],
         &["topology.data=2"],
         &["topology.data=2", "topology.zero=3", "topology.recompute=selective"],
         &["topology.pipeline=2", "topology.schedule=interleaved"],
         &["topology.tensor=2", "topology.pipeline=2", "topology.data=2", "topology.zero=1"],
+        &["topology.pipeline=2", "topology.data=2", "topology.zero=2"],
     ];
     for grid in grids {
         let sets = [&[FP8], grid].concat();

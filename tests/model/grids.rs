@@ -92,7 +92,7 @@ grid!(tensor_zero_3: "topology.tensor=2", "topology.data=2", "topology.zero=3",
     "topology.sequence_parallel=true");
 
 /// Steps of Adafactor: by the learning rate; and scaled by each weight's size, where that counts.
-const ADAFACTOR: [&[&str]; 3] = [
+pub const ADAFACTOR: [&[&str]; 3] = [
     &["optimizer.adafactor={clip: 0.3, weight_decay: 0.1}", "model.dropout=0.1"],
     &["optimizer.adafactor={clip: 0.3, scale_parameter: true}", "model.init.std=0.2"],
     &["optimizer.adafactor={clip_threshold: 0.5}", "model.tied_head=false"],
@@ -128,7 +128,7 @@ adafactor!(adafactor_all_three: "topology.tensor=2", "topology.pipeline=2", "top
     "topology.zero=1", "topology.schedule=interleaved");
 
 /// A cap of the logits, and the second loss, over a vocabulary that is not the ranks' multiple.
-const CAPPED: [&[&str]; 2] = [
+pub const CAPPED: [&[&str]; 2] = [
     &["model.logit_softcap=0.3", "train.z_loss=0.1", "model.vocab=101"],
     &["train.z_loss=0.01", "model.tied_head=false"],
 ];
@@ -171,7 +171,7 @@ fn adafactor_accumulates() {
 }
 
 /// Steps of Muon: queries, keys, values, gates apart; an odd width; each scaling.
-const MUON: [&[&str]; 3] = [
+pub const MUON: [&[&str]; 3] = [
     &["optimizer.muon={clip: 0.3}", "model.dropout=0.1"],
     &["optimizer.muon={scale: original, nesterov: false}", "model.tied_head=false"],
     &[
@@ -253,7 +253,7 @@ fp16!(fp16_adafactor: "optimizer=adafactor", "topology.tensor=2", "topology.pipe
     "topology.data=2", "topology.zero=1");
 
 /// A scale under which the first two steps overflow: every rank skips them as one rank does.
-fn check_overflows(sets: &[&str]) {
+pub fn check_overflows(sets: &[&str]) {
     let (topology, rule): (Vec<&str>, Vec<&str>) = sets
         .iter()
         .copied()
@@ -332,7 +332,7 @@ fn stages_change_no_bit() {
 
 /// Neither the gradient's norm nor the copy of a tied embedding, which stages add up in another
 /// order, decides how weights change.
-const UNCLIPPED: &[&str] =
+pub const UNCLIPPED: &[&str] =
     &["optimizer.adamw.clip=0", "model.tied_head=false", "model.dropout=0.1"];
 
 /// Losses, and the gradients of every weight, to the last bit.
@@ -357,7 +357,7 @@ const FAMILIES: [&[&str]; 3] = [
 
 /// Groups of query heads; norms of heads that are wider than hidden / heads, and layers of three kinds;
 /// and parts of both worlds.
-const LLAMAS: [&[&str]; 3] = [
+pub const LLAMAS: [&[&str]; 3] = [
     &["model.family=llama", "model.heads=8", "model.kv_heads=4", "model.ffn_hidden=40"],
     &[
         "model.family=qwen3",
@@ -380,11 +380,11 @@ const LLAMAS: [&[&str]; 3] = [
 ];
 
 /// For both model families and precisions, dropout on and off: as one rank, and twice the same bits.
-fn check(topology: &[&str], globals: &[usize]) {
+pub fn check(topology: &[&str], globals: &[usize]) {
     check_families(topology, globals, &FAMILIES);
 }
 
-fn check_families(topology: &[&str], globals: &[usize], families: &[&[&str]]) {
+pub fn check_families(topology: &[&str], globals: &[usize], families: &[&[&str]]) {
     let alone: Vec<&str> = topology
         .iter()
         .copied()
@@ -431,7 +431,7 @@ pub struct Gradient {
 }
 
 /// One rank's, computed once for all tests that compare with it.
-fn serial(sets: &[&str], globals: &[usize]) -> Arc<Past> {
+pub fn serial(sets: &[&str], globals: &[usize]) -> Arc<Past> {
     static KNOWN: Mutex<Option<HashMap<String, Arc<Past>>>> = Mutex::new(None);
     let key = format!("{sets:?} {globals:?}");
     let known = KNOWN

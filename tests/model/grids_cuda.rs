@@ -35,6 +35,7 @@ grid!(nccl_data_2_zero_3, Nccl: "topology.data=2", "topology.zero=3");
 grid!(nccl_pipeline_2, Nccl: "topology.pipeline=2");
 grid!(nccl_all_three, Nccl: "topology.tensor=2", "topology.pipeline=2", "topology.data=2",
     "topology.zero=1");
+grid!(nccl_pipeline_zero_2, Nccl: "topology.pipeline=2", "topology.data=2", "topology.zero=2");
 grid!(staged_tensor_data, Staged: "topology.tensor=2", "topology.data=2", "topology.zero=2");
 grid!(staged_tensor_pipeline, Staged: "topology.tensor=2", "topology.pipeline=2",
     "topology.sequence_parallel=true");
@@ -378,7 +379,8 @@ fn ranks_that_share_the_update_learn_the_passes_after_the_first() {
     learned(6, &["topology.data=2", "topology.zero=3"]);
 }
 
-/// The last micro-batch's reductions overlap with the pipeline's messages.
+/// The last micro-batch's reductions overlap with the pipeline's messages; those of every
+/// micro-batch at ZeRO 2, where only forward passes before the first backward are learned.
 #[test]
 fn a_pipeline_of_replicas_learns_the_passes_before_the_last() {
     learned(7, &["topology.data=2", "topology.pipeline=2"]);
@@ -392,6 +394,7 @@ fn a_pipeline_of_replicas_learns_the_passes_before_the_last() {
             "model.layers=4",
         ],
     );
+    learned(1, &["topology.data=2", "topology.pipeline=2", "topology.zero=2"]);
 }
 
 /// Those of backward, of the micro-batch after which gradients are summed, and no others; a graph holds

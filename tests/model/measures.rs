@@ -86,6 +86,7 @@ measures!(zero_3: "topology.data=2", "topology.zero=3");
 measures!(pipeline_2: "topology.pipeline=2");
 measures!(all_three: "topology.tensor=2", "topology.pipeline=2", "topology.data=2",
     "topology.zero=1", "topology.schedule=interleaved");
+measures!(pipeline_zero_2: "topology.pipeline=2", "topology.data=2", "topology.zero=2");
 measures!(states_on_the_host: "topology.data=2", "topology.zero=1", "topology.offload=optimizer");
 measures!(gradients_on_the_host: "topology.data=2", "topology.zero=2", "topology.tensor=2",
     "topology.offload={what: full, gradients: host}");

@@ -54,6 +54,11 @@ fn gradients_in_tensor_and_pipeline_parallel_ranks() {
     same_with_gradients(&["topology.pipeline=2", "topology.schedule=interleaved"]);
     let all = ["topology.tensor=2", "topology.pipeline=2", "topology.data=2", "topology.zero=1"];
     same_with_gradients(&[&all[..], &["topology.sequence_parallel=true"]].concat());
+    let scattered = ["topology.pipeline=2", "topology.data=2", "topology.zero=2"];
+    same_with_gradients(&scattered);
+    same_with_gradients(&[&scattered[..], &["topology.schedule=interleaved"]].concat());
+    let gpipe = ["model.layers=5", "topology.layer_split=[3, 2]", "topology.schedule=gpipe"];
+    same_with_gradients(&[&scattered[..], &gpipe].concat());
     let shards = ["topology.tensor=2", "topology.data=2", "topology.zero=3"];
     same_with_gradients(&[&shards[..], &["topology.sequence_parallel=true"]].concat());
 }
@@ -63,13 +68,14 @@ fn gradients_in_tensor_and_pipeline_parallel_ranks() {
 fn adafactor() {
     let relative = "optimizer.adafactor={relative_step: true, clip: 0.3}";
     let constant = ["lr.decay=constant", relative];
-    let grids: [&[&str]; 6] = [
+    let grids: [&[&str]; 7] = [
         &[],
         &["topology.data=2"],
         &["topology.data=2", "topology.zero=1", "batch.micro=4"],
         &["topology.data=2", "topology.zero=3"],
         &["topology.tensor=2", "topology.sequence_parallel=true"],
         &["topology.pipeline=2", "topology.data=2", "topology.zero=1"],
+        &["topology.pipeline=2", "topology.data=2", "topology.zero=2"],
     ];
     for grid in grids {
         same(&[&["optimizer.adafactor={clip: 0.3}"], grid].concat());
@@ -120,6 +126,9 @@ fn tensor_and_pipeline_parallel_ranks() {
     same(&["topology.pipeline=2"]);
     same(&["topology.pipeline=2", "topology.schedule=interleaved"]);
     same(&["topology.tensor=2", "topology.pipeline=2", "topology.data=2", "topology.zero=1"]);
+    let scattered = ["topology.pipeline=2", "topology.data=2", "topology.zero=2"];
+    same(&scattered);
+    same(&[&scattered[..], &["topology.schedule=interleaved", "batch.micro=1"]].concat());
 }
 
 /// Two steps overflow: they change no state on the host either.

@@ -84,7 +84,7 @@ fn work_of_every_manifest_is_ordered() {
 }
 
 /// Kinds of grids, each with waits that its result depends on.
-const GRIDS: [&[&str]; 12] = [
+const GRIDS: [&[&str]; 16] = [
     &["topology.data=2"],
     &["topology={data: 2, zero: 1}"],
     &["topology={data: 2, zero: 2}", "precision=bf16"],
@@ -96,6 +96,15 @@ const GRIDS: [&[&str]; 12] = [
     &["topology={pipeline: 2, tensor: 2, data: 2, zero: 1}"],
     &["topology={data: 2, zero: 1, offload: optimizer}"],
     &["topology={data: 2, zero: 1, offload: {what: full, gradients: host}}", "precision=bf16"],
+    &["topology={pipeline: 2, data: 2, zero: 2}", "model.layers=6", "precision=bf16"],
+    &["topology={pipeline: 2, data: 2, zero: 2, schedule: gpipe}", "model.layers=6"],
+    &[
+        "topology={pipeline: 2, data: 2, zero: 2, tensor: 2, sequence_parallel: true, \
+         schedule: interleaved, overlap_p2p: true}",
+        "model.layers=4",
+        "batch.global=16",
+    ],
+    &["topology={pipeline: 2, data: 2, zero: 2, offload: {what: full, gradients: host}}"],
     &["topology={data: 2, compression: {powersgd: {rank: 2, min_rate: 1}}}"],
 ];
 

@@ -2,7 +2,8 @@
 //! lists the levels), and the collectives that gather weights and reduce gradients.
 //!
 //! Collectives are started during the computation and overlap with it. At ZeRO 2 and 3 the
-//! reduction of a block must end before the block after the next one needs its buffer.
+//! reduction of a block must end before another block needs its window (`ring`): in a pipeline, that
+//! may be a block of the next micro-batch or of another chunk.
 
 mod host_grads;
 mod offload;
@@ -486,7 +487,7 @@ impl<'a> ShardedParams<'a> {
 /// Effective ZeRO level: 0 if there is only one data-parallel rank.
 pub fn zero_level(groups: &Groups, m: &Manifest) -> u8 {
     let level = if groups.grad_sum.size() == 1 { 0 } else { m.topology.zero };
-    assert!(level < 2 || groups.pipeline.size() == 1, "ZeRO-{level} under a pipeline");
+    assert!(level < 3 || groups.pipeline.size() == 1, "ZeRO-{level} under a pipeline");
     level
 }
 

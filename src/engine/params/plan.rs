@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | 0 | whole | whole, all-reduced after the last micro-batch | whole |
 //! | 1 | whole, gathered after the update | whole, reduce-scattered after the last | own shard |
-//! | 2 | as 1 | blocks: own shard, reduce-scattered after each micro-batch | own shard |
+//! | 2 | as 1 | blocks: own shard, reduce-scattered and added after each micro-batch | own shard |
 //! | 3 | own shard; each block is gathered one block ahead | as 2 | own shard |
 //!
 //! A bucket is divided into equal shards. The embedding and the head remain whole throughout a step.

@@ -42,8 +42,8 @@ impl Group for Log {
     }
 }
 
-/// Records of one backward pass through the blocks of a four-layer model.
-fn backwards(level: u8) -> String {
+/// Records of backward passes of micro-batches through the blocks of a four-layer model.
+fn backwards(level: u8, micros: usize) -> String {
     let text = "
 model: {layers: 4, hidden: 16, heads: 2, vocab: 60, seq_len: 8}
 data: {train: none}
@@ -64,11 +64,14 @@ train: {samples: 800}
     let states = Vec::new();
     let memory = ParamMemory { layout, buckets, states, offload: None, norms: None };
     let params = ShardedParams::new(&cpu, groups, &m, memory);
-    for block in (1..=4).rev() {
-        params.weights(block);
-        params.grads(block, true);
-        log.write(&format!("block {block}"));
-        params.grads_done(block, MicroBatch { first: true, last: true });
+    for micro in 0..micros {
+        let at = MicroBatch { first: micro == 0, last: micro + 1 == micros };
+        for block in (1..=4).rev() {
+            params.weights(block);
+            params.grads(block, at.first);
+            log.write(&format!("block {block}"));
+            params.grads_done(block, at);
+        }
     }
     log.write("end");
     params.finish_grads();
@@ -84,20 +87,36 @@ fn gradients_travel_while_the_next_block_computes() {
         let blocks = [4, 3, 2, 1].map(|block| format!("block {block}, begin {kind}"));
         format!("{}, end{finish}", blocks.join(", "))
     };
-    assert_eq!(backwards(0), scattered("all_reduce"));
-    assert_eq!(backwards(1), scattered("reduce_scatter"));
+    assert_eq!(backwards(0, 1), scattered("all_reduce"));
+    assert_eq!(backwards(1, 1), scattered("reduce_scatter"));
     assert_eq!(
-        backwards(2),
+        backwards(2, 1),
         "block 4, begin reduce_scatter, block 3, begin reduce_scatter, \
          finish, block 2, begin reduce_scatter, finish, block 1, begin reduce_scatter, \
          end, finish, finish"
     );
 }
 
+/// The last two reductions of a micro-batch are waited for when the next one needs their windows: that
+/// of block 1 overlaps block 4. Without ZeRO 2 only the last micro-batch is reduced.
+#[test]
+fn gradients_of_a_micro_batch_travel_while_the_next_computes() {
+    assert_eq!(
+        backwards(2, 2),
+        "block 4, begin reduce_scatter, block 3, begin reduce_scatter, \
+         finish, block 2, begin reduce_scatter, finish, block 1, begin reduce_scatter, \
+         finish, block 4, begin reduce_scatter, finish, block 3, begin reduce_scatter, \
+         finish, block 2, begin reduce_scatter, finish, block 1, begin reduce_scatter, \
+         end, finish, finish"
+    );
+    let once = backwards(1, 2);
+    assert!(once.starts_with("block 4, block 3, block 2, block 1, block 4, begin"), "{once}");
+}
+
 /// ZeRO 3 gathers the block below while a block computes.
 #[test]
 fn weights_arrive_while_the_block_before_computes() {
-    let log = backwards(3);
+    let log = backwards(3, 1);
     let gathers: Vec<&str> = log
         .split(", ")
         .filter(|what| !what.contains("reduce_scatter"))

@@ -44,7 +44,7 @@ pub fn set_grid(settings: &mut Settings, args: &Arguments, [tensor, pipeline]: [
 pub fn set_replicas(settings: &mut Settings, args: &Arguments) -> anyhow::Result<()> {
     let Some(data) = args.optional_count("topology.data")? else { return Ok(()) };
     settings.set("topology.data", data, args.name("topology.data"));
-    // gptrain's stages share nothing but the optimizer's states.
+    // Stages of a pipeline cannot shard weights. Of the other levels, ZeRO 1 sends least.
     let whole = settings
         .get("topology.pipeline")
         .is_none_or(|stages| stages == "1");

@@ -471,19 +471,19 @@ fn check_interleaving(topology: &Topology, batch: &Batch, report: &mut Report) {
     }
 }
 
-/// Rejects ZeRO ≥ 2 with pipeline > 1: every micro-batch would reduce its gradients (2) or gather
-/// the weights (3).
+/// Rejects ZeRO 3 with pipeline > 1: every micro-batch would gather the weights twice.
 fn zero_in_pipeline(topology: &Topology, report: &mut Report) {
     let Topology { zero, pipeline, .. } = *topology;
-    if zero >= 2 && pipeline > 1 && report.are_valid(&["topology.zero", "topology.pipeline"]) {
-        let again = if zero == 2 { "reduce its gradients" } else { "gather its weights" };
+    if zero == 3 && pipeline > 1 && report.are_valid(&["topology.zero", "topology.pipeline"]) {
         report.add_conflict(
             &["topology.zero", "topology.pipeline"],
             format!(
-                "topology.zero {zero} with topology.pipeline {pipeline}: a stage would {again} \
-                 for each micro-batch, which costs more traffic than the memory is worth"
+                "topology.zero {zero} with topology.pipeline {pipeline}: a stage would gather its \
+                 weights twice for each micro-batch, which costs more traffic than the memory is \
+                 worth"
             ),
-            "set topology.zero to 1, or topology.pipeline to 1",
+            "set topology.zero to 2, which shards gradients and optimizer states, or \
+             topology.pipeline to 1",
         );
     }
 }

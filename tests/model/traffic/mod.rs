@@ -156,6 +156,12 @@ fn a_pipelines_traffic_is_the_textbooks() {
     check(&["topology.pipeline=2", "topology.tensor=2", "topology.sequence_parallel=true"]);
     check(&["topology.pipeline=2", "topology.data=2", "topology.tensor=2", "topology.zero=1"]);
     check(&["topology.pipeline=2", "topology.tensor=4", "precision=bf16"]);
+    let scattered = ["topology.pipeline=2", "topology.data=2", "topology.zero=2"];
+    check(&scattered);
+    check(&[&scattered[..], &["topology.schedule=gpipe", "precision=bf16"]].concat());
+    check(&[&scattered[..], &[interleaved, "topology.tensor=2", "model.tied_head=false"]].concat());
+    let sequence = ["topology.tensor=2", "topology.sequence_parallel=true"];
+    check(&[&scattered[..], &sequence].concat());
     // Three ranks do not divide 2 × 8 tokens of 16.
     let by_three = ["model.heads=3", "model.head_dim=4", "model.ffn_hidden=48"];
     check(&[&by_three[..], &["topology.pipeline=2", "topology.tensor=3"]].concat());
