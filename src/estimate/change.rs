@@ -1,5 +1,6 @@
 //! Changes to a plan, each with its benefit: less memory, or a faster step.
 
+use super::mixture::{Degrees, KEYS};
 use super::setup::{Program, Setup};
 use manifest::{LayerSplit, OffloadWhat, Recompute, Schedule, Topology};
 
@@ -135,6 +136,18 @@ impl Proposals<'_> {
         self.set(ChangeKind::Shard, format!("ZeRO-{zero}"), set, |t| t.zero = zero);
     }
 
+    /// Adds another expert degree, if the experts and the ranks are divisible by it.
+    fn expert(&mut self, expert: usize) {
+        let from = self.from;
+        if from.mixture.is_some() {
+            let what = format!("EP {} → {expert}", from.degrees.expert);
+            let setup = from
+                .clone()
+                .with_degrees(Degrees { expert, ..from.degrees });
+            self.add(ChangeKind::Shard, what, &[(KEYS[1], expert.to_string())], setup);
+        }
+    }
+
     /// Adds offload of the states, then also of the weights.
     fn offload(&mut self) {
         let from = self.from;
@@ -232,6 +245,7 @@ pub fn propose_smaller(from: &Setup) -> Vec<Proposal> {
     if pipeline.is_multiple_of(2) {
         proposals.cut(2 * tensor, pipeline / 2, data);
     }
+    proposals.expert(2 * from.degrees.expert);
     proposals.offload();
     proposals.list
 }
@@ -275,6 +289,9 @@ pub fn propose_faster(from: &Setup) -> Vec<Proposal> {
         if tensor * pipeline * data > 0 {
             proposals.cut(tensor, pipeline, data);
         }
+    }
+    for expert in [from.degrees.expert / 2, 2 * from.degrees.expert] {
+        proposals.expert(expert);
     }
     match t.recompute {
         Recompute::Full => {

@@ -27,6 +27,7 @@ pub fn comparison(now: &Side, then: &Side) -> Printout {
     let b = then.view;
     let mut changed = changes(now.effective, then.effective);
     changed.extend(machine::differences(a.setup.hardware, b.setup.hardware));
+    changed.extend(a.setup.degree_differences(&b.setup));
     let memory = differences(&peak_terms(a), &peak_terms(b), a.reserved.max(b.reserved));
     let time = differences(&a.parts, &b.parts, a.seconds.max(b.seconds));
     let json = json!({
@@ -71,6 +72,8 @@ pub fn plans(plans: &[(&str, &View)]) -> Table {
         .column("TP", "tensor", |(_, v)| topology(v).tensor)
         .column("PP", "pipeline", |(_, v)| topology(v).pipeline)
         .column("DP", "data", |(_, v)| topology(v).data)
+        .json("context", |(_, v)| v.setup.degrees.context)
+        .json("expert", |(_, v)| v.setup.degrees.expert)
         .column("ZeRO", "zero", |(_, v)| topology(v).zero)
         .column("micro", "micro_batch", |(_, v)| v.setup.micro)
         .column("batch", "global_batch", |(_, v)| v.setup.global)

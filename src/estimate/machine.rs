@@ -2,6 +2,7 @@
 //! one (`hardware.COLUMN=VALUE`). Both replace columns of a row.
 
 use super::hardware::{self, CPU, Hardware};
+use super::mixture;
 use base::number::{self, whole};
 use base::{Problems, input};
 use serde_json::{Map, Value};
@@ -75,11 +76,11 @@ pub fn find(name: &str, place: &str) -> Result<&'static Hardware, Problems> {
     hardware::find(name, place)
 }
 
-/// Separates `hardware.COLUMN=VALUE` from the manifest's settings.
+/// Separates the settings of a plan only, `hardware.COLUMN=VALUE` and degrees, from the manifest's.
 pub fn split_settings(sets: &[String]) -> (Vec<String>, Vec<String>) {
     sets.iter()
         .cloned()
-        .partition(|set| !set.trim_start().starts_with(PREFIX))
+        .partition(|set| !(set.trim_start().starts_with(PREFIX) || mixture::is_setting(set)))
 }
 
 /// Machine of a file.

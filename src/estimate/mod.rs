@@ -12,6 +12,7 @@ pub mod hardware;
 pub mod machine;
 pub mod trainers;
 pub mod shapes;
+pub mod mixture;
 pub mod measured;
 pub mod tuned;
 

@@ -28,7 +28,7 @@ pub fn printout(v: &View) -> Printout {
     let mut out = Printout::new(json(v));
     headline(v, &mut out);
     out.line(format!(
-        "\n{} as {} on {} × {}\nTP {} × PP {} × DP {}, ZeRO-{}, micro-batch {}, batch {}",
+        "\n{} as {} on {} × {}\nTP {} × PP {} × DP {}{}, ZeRO-{}, micro-batch {}, batch {}",
         v.name,
         v.program,
         s.ranks(),
@@ -36,17 +36,21 @@ pub fn printout(v: &View) -> Printout {
         t.tensor,
         t.pipeline,
         t.data,
+        s.degree_words(),
         t.zero,
         s.micro,
         s.global
     ));
-    let blocks = s.counts.block * (t.tensor * s.model.layers) as f64;
+    let active = match s.mixture {
+        Some(_) => format!("; a token uses {} of them", size(s.active_parameters())),
+        None => String::new(),
+    };
     out.line(format!(
         "\nParameters  {} ({}, {} in the layers); vocabulary padded to {}\n  {} × {}: hidden width per \
-         layer (h/L) {:.0}",
+         layer (h/L) {:.0}{active}",
         Count(v.parameters),
         size(v.parameters as f64),
-        size(blocks),
+        size(s.layer_parameters()),
         Count(s.model.vocab_padded as u64),
         Count(s.model.layers as u64).with_noun("layer"),
         Count(s.model.hidden as u64),
@@ -113,7 +117,10 @@ fn headline(v: &View, out: &mut Printout) {
         }
     };
     out.push_indented(notes);
-    out.push_indented(named_size_note(&v.name, &v.setup.model));
+    out.push_indented(v.setup.foreign_notes());
+    if v.setup.mixture.is_none() {
+        out.push_indented(named_size_note(&v.name, &v.setup.model));
+    }
 }
 
 /// Unit of the memory of a rank, and its name.
@@ -358,7 +365,8 @@ fn run(v: &View, out: &mut Printout) {
     )));
     let factor = simple_factor(v.setup.topology.recompute);
     let simple = v.setup.simple_tflops(v.seconds);
-    let rule = simple_days(factor, v.parameters as f64, v.tokens(), v.setup.ranks() as f64, simple);
+    let active = v.setup.active_parameters();
+    let rule = simple_days(factor, active, v.tokens(), v.setup.ranks() as f64, simple);
     out.line(format!(
         "  {} if every step were a full one ({factor} FLOPs per parameter and token)",
         span(86400.0 * rule)
@@ -468,8 +476,9 @@ pub fn json(v: &View) -> Value {
     json!({
         "name": v.name, "framework": v.program, "hardware": s.hardware.name, "devices": s.ranks(),
         "topology": { "tensor": t.tensor, "pipeline": t.pipeline, "data": t.data, "zero": t.zero,
+            "context": s.degrees.context, "expert": s.degrees.expert,
             "micro_batch": s.micro, "global_batch": s.global },
-        "parameters": v.parameters,
+        "parameters": v.parameters, "active_parameters": s.active_parameters() as u64,
         "width_per_layer": s.model.hidden as f64 / s.model.layers as f64,
         "memory": memory,
         "time": { "seconds": v.seconds, "error": v.seconds_error,

@@ -7,6 +7,7 @@ use super::hardware::{CPU, Hardware};
 use super::logs;
 use super::machine;
 use super::measured::Measured;
+use super::mixture::{self, Mixture};
 use super::predict::Predict;
 use super::search::{Planner, Search};
 use super::setup::{Extras, Program, Setup};
@@ -27,8 +28,11 @@ pub struct Flags<'a> {
     pub program: Option<&'a str>,
     /// A row of the hardware table, or a file.
     pub hardware: Option<&'a str>,
-    /// Columns that replace the row's: `hardware.COLUMN=VALUE`.
+    /// Columns that replace the row's, `hardware.COLUMN=VALUE`, and degrees of parallelism that manifests do
+    /// not have.
     pub columns: &'a [String],
+    /// Experts of the layers, of which the manifest's model is the dense part.
+    pub mixture: Option<Mixture>,
     pub tokens: Option<f64>,
     /// Price of one device for one hour.
     pub price: Option<Price>,
@@ -59,7 +63,12 @@ impl Request {
         let default = if small { CPU } else { "a100-80g" };
         let named = flags.hardware.or(m.plan.hardware.as_deref());
         let row = machine::find(named.unwrap_or(default), place)?;
-        let hw = machine::with_settings(row, flags.columns)?;
+        let (degrees, columns): (Vec<String>, Vec<String>) = flags
+            .columns
+            .iter()
+            .cloned()
+            .partition(|set| mixture::is_setting(set));
+        let hw = machine::with_settings(row, &columns)?;
         let hw = match program {
             Program::Gptrain if hw.name == CPU => {
                 local_cpu::measure(hw, model_dtype(m.precision), None, Care::Full).leak()
@@ -72,6 +81,8 @@ impl Request {
         }
         let mut setup = Setup::new(m, program, hw);
         setup.blocking &= !flags.async_launches;
+        setup.mixture = flags.mixture;
+        let setup = setup.with_degree_settings(&degrees)?;
         let samples = match flags.tokens {
             Some(tokens) => whole_samples(&m.schedule(), tokens as u64),
             None => m.train.samples,
@@ -200,9 +211,10 @@ fn check_tflops(tflops: Option<f64>, hw: &Hardware) -> Result<(), Problems> {
     ))
 }
 
-/// Program of `--as`, else that of the manifest, else gptrain.
+/// Program of `--as`, else that of the manifest, else gptrain, or the usual one of a model with experts.
 fn program(m: &Manifest, flags: &Flags) -> Result<Program, Problems> {
-    let Some(name) = flags.program else {
+    let usual = flags.mixture.map(|_| mixture::USUAL);
+    let Some(name) = flags.program.or(usual) else {
         return Ok(m
             .plan
             .framework

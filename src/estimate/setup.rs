@@ -3,13 +3,14 @@
 
 use super::counts::Counts;
 use super::hardware::Hardware;
+use super::mixture::{Degrees, Mixture};
 use super::rates;
 use super::trainers::{self, Trainer};
 use manifest::{
     self, LayerSplit, Manifest, Model, OffloadWhat, Optimizer, Position, Precision, Recompute,
     Topology,
 };
-use model::{flops_per_token, parameters};
+use model::flops_per_token;
 use plan::split;
 use std::ops::Range;
 
@@ -138,6 +139,10 @@ pub struct Setup {
     /// Parameters of a rank: `Counts::new` of model and topology.
     pub counts: Counts,
     pub topology: Topology,
+    /// Experts of the layers, of which `model` is the dense part. None for a dense model.
+    pub mixture: Option<Mixture>,
+    /// Degrees beside the topology's.
+    pub degrees: Degrees,
     /// Samples of a micro-batch and of a step.
     pub micro: usize,
     pub global: usize,
@@ -160,6 +165,11 @@ impl Setup {
     /// Cuts over so many devices: tensor-parallel inside a node, up to one pipeline stage a layer.
     pub fn grids(&self, devices: usize) -> Vec<(usize, usize, usize)> {
         let mut grids = Vec::new();
+        let context = self.degrees.context;
+        if !devices.is_multiple_of(context) {
+            return grids;
+        }
+        let devices = devices / context;
         for tensor in 1..=self.per_node.min(devices) {
             let possible = self.per_node.is_multiple_of(tensor)
                 && self.model.heads().kv.is_multiple_of(tensor)
@@ -185,6 +195,8 @@ impl Setup {
             counts: Counts::new(&m.model, m.topology.tensor),
             model: m.model.clone(),
             topology: m.topology.clone(),
+            mixture: None,
+            degrees: Degrees::default(),
             micro: m.batch.micros().at(m.batch.global),
             global: m.batch.global,
             numbers: match m.precision {
@@ -226,7 +238,8 @@ impl Setup {
 
     /// Setup of another manifest, on the same machines.
     pub fn for_manifest(&self, m: &Manifest) -> Setup {
-        Setup { per_node: self.per_node, ..Setup::new(m, self.program, self.hardware) }
+        let Setup { per_node, mixture, degrees, .. } = *self;
+        Setup { per_node, mixture, degrees, ..Setup::new(m, self.program, self.hardware) }
     }
 
     /// Setup with another topology, and its counts and vocabulary.
@@ -281,6 +294,7 @@ impl Setup {
                 && !(m.layers + 2).is_multiple_of(t.pipeline),
             format!("{} layers + 2 is not divisible by PP {}", m.layers, t.pipeline),
         );
+        found.extend(self.degree_violations());
         found
     }
 
@@ -288,7 +302,10 @@ impl Setup {
     pub fn flops(&self) -> (f64, f64) {
         let tokens = (self.global * self.model.seq_len) as f64;
         let flops = flops_per_token(&self.model);
-        (tokens * flops.model, tokens * flops.hardware(self.topology.recompute))
+        let more = self.more_forward_flops();
+        let again = if self.topology.recompute == Recompute::Full { more } else { 0.0 };
+        let hardware = flops.hardware(self.topology.recompute) + 3.0 * more + again;
+        (tokens * (flops.model + 3.0 * more), tokens * hardware)
     }
 
     /// Model FLOPs of attention scores and their products, all positions with all.
@@ -302,7 +319,7 @@ impl Setup {
     pub fn simple_tflops(&self, seconds: f64) -> f64 {
         let factor = rates::simple_factor(self.topology.recompute);
         let tokens = (self.global * self.model.seq_len) as f64;
-        let parameters = parameters(&self.model) as f64;
+        let parameters = self.active_parameters();
         rates::simple_tflops(factor, parameters, tokens, seconds, self.ranks() as f64)
     }
 
@@ -322,7 +339,7 @@ impl Setup {
     }
 
     pub fn ranks(&self) -> usize {
-        self.topology.ranks()
+        self.topology.ranks() * self.degrees.context
     }
 
     /// Layers of each stage.

@@ -1,9 +1,11 @@
 //! Shapes of published models, by their nominal sizes.
 
+use super::mixture::published::PUBLISHED;
 use super::words;
-use base::table::{Cell, Printout, Rows};
+use base::table::{Cell, Printout, Rows, Table};
 use manifest::{Family, Model, Sizes};
 use model::parameters;
+use serde_json::Value;
 
 /// A published model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -105,7 +107,33 @@ pub fn list() -> Printout {
             Cell::new(parameters, words::size(parameters as f64))
         })
         .json("seq_len", |s| s.seq_len);
-    Printout::from_table(table.table())
+    let mixtures = mixtures();
+    let mut out = Printout::from_table(table.table());
+    if let (Value::Array(all), Value::Array(more)) = (&mut out.json, mixtures.json()) {
+        all.extend(more);
+    }
+    out.table(mixtures.titled("Mixtures of experts, which gptrain itself does not train yet:"));
+    out
+}
+
+/// Published mixtures of experts, by all their parameters and by those that a token uses.
+fn mixtures() -> Table {
+    let count = |parameters: f64| Cell::new(parameters as u64, words::size(parameters));
+    Rows::new(PUBLISHED)
+        .column("model", "series", |p| p.name)
+        .column("layers", "layers", |p| p.layers)
+        .column("hidden", "hidden", |p| p.hidden)
+        .column("heads", "heads", |p| p.heads)
+        .column("experts", "experts", |p| p.mixture.experts)
+        .column("per token", "experts_per_token", |p| p.mixture.chosen)
+        .column("inner width", "expert_hidden", |p| p.mixture.width)
+        .json("vocab", |p| p.vocab)
+        .column("parameters", "parameters", |p| {
+            count(p.mixture.parameters(&p.model(p.seq_len)) as f64)
+        })
+        .column("active", "active_parameters", |p| count(p.mixture.active(&p.model(p.seq_len))))
+        .json("seq_len", |p| p.seq_len)
+        .table()
 }
 
 /// Factor within which a size means a published one.

@@ -52,6 +52,10 @@ pub struct Trainer {
     #[serde(default)]
     pub tiled_logits: bool,
     #[serde(default)]
+    experts: bool,
+    #[serde(default)]
+    context: bool,
+    #[serde(default)]
     long: Option<String>,
 }
 
@@ -88,6 +92,14 @@ pub fn lookup(name: &str) -> Option<&'static Trainer> {
     TABLE
         .iter()
         .find(|row| row.name == name || row.also.iter().any(|other| other == name))
+}
+
+/// Names of the rows with a mixture of experts (0) or context parallelism (1).
+pub fn with_extension(number: usize) -> Vec<&'static str> {
+    let rows = TABLE
+        .iter()
+        .filter(|row| [row.experts, row.context][number]);
+    rows.map(|row| row.name.as_str()).collect()
 }
 
 /// Names of all rows.

@@ -12,7 +12,6 @@ use estimate::verdict::{MemoryFit, OFFERED};
 use estimate::view::{GB, GIB, Stage, Terms, View};
 use estimate::words;
 use manifest::Manifest;
-use model::parameters;
 
 impl Predict for Predictor {
     fn verdict(&self, setup: &Setup) -> MemoryFit {
@@ -44,25 +43,20 @@ fn view(predictor: &Predictor, m: &Manifest, setup: Setup, terms: Terms) -> View
     View {
         name: m.name.clone(),
         program: setup.program.name(),
-        parameters: parameters(&setup.model),
+        parameters: setup.parameters(),
         stages: p
             .memory
             .stages
             .iter()
             .enumerate()
-            .map(|(i, parts)| {
-                let last = i + 1 == cuts.len();
-                Stage {
-                    layers: cuts[i].len(),
-                    parameters: setup
-                        .counts
-                        .stage(&setup.model, cuts[i].len(), i == 0, last),
-                    terms: parts
-                        .iter()
-                        .map(|(name, gb)| (*name, gb * shrink * GB))
-                        .collect(),
-                    sends: Default::default(),
-                }
+            .map(|(i, parts)| Stage {
+                layers: cuts[i].len(),
+                parameters: setup.stage_parameters(i).iter().sum(),
+                terms: parts
+                    .iter()
+                    .map(|(name, gb)| (*name, gb * shrink * GB))
+                    .collect(),
+                sends: Default::default(),
             })
             .collect(),
         needed: needed * shrink * GB,

@@ -19,9 +19,17 @@ pub struct Predictor {
     constants: Constants,
     time: Residuals,
     memory: Residuals,
+    /// Whether the user measured runs with experts, and with context parallelism.
+    measured: [bool; 2],
     /// Number of the user's own runs from which it learned time and memory.
     pub learned: (usize, usize),
 }
+
+/// Doubt, beside the bar, about runs with experts and with context parallelism, from which nothing was
+/// learned. With that of experts, their bar is about that of an unknown program; both hold nine in ten of
+/// every second published row. Of memory there is hardly a row.
+const TIME_DOUBT: [f64; 2] = [0.5, 0.15];
+const MEMORY_DOUBT: [f64; 2] = [0.4, 0.3];
 
 /// Predicted time and memory of a setup.
 #[derive(Clone, Debug)]
@@ -80,7 +88,10 @@ impl Predictor {
             }
         }
         let learned = (time.own, memory.own);
-        Predictor { constants: constants.clone(), time, memory, learned }
+        let setups = || own.iter().filter_map(|row| row.setup.as_ref().ok());
+        let measured =
+            [setups().any(|s| s.mixture.is_some()), setups().any(|s| s.degrees.context > 1)];
+        Predictor { constants: constants.clone(), time, memory, measured, learned }
     }
 
     pub fn constants(&self) -> &Constants {
@@ -99,6 +110,7 @@ impl Predictor {
         let memory = cost::memory(s, &self.constants.memory);
         let of_time = features::for_time(s, &time, self.time.own > 0);
         let (longer, half) = self.time.predict_for(s.hardware, of_time);
+        let half = half.hypot(self.doubt(s, TIME_DOUBT));
         let (gigabytes, gigabytes_error) = self.correct_memory(s, &memory);
         Prediction {
             seconds: time.total() * longer.exp(),
@@ -111,10 +123,20 @@ impl Predictor {
         }
     }
 
+    /// Logarithm by which nine in ten runs are off because no run with these parts was measured.
+    fn doubt(&self, s: &Setup, [experts, context]: [f64; 2]) -> f64 {
+        let [knows_experts, knows_context] = self.measured;
+        let unless = |known: bool, doubt: f64| if known { 0.0 } else { doubt };
+        let experts = s.mixture.map_or(0.0, |_| unless(knows_experts, experts));
+        let is_cut = s.degrees.context > 1;
+        experts.hypot(if is_cut { unless(knows_context, context) } else { 0.0 })
+    }
+
     /// Memory by the formulas, corrected by the residuals: gigabytes, and their error.
     fn correct_memory(&self, s: &Setup, memory: &Memory) -> (f64, f64) {
         let point = features::for_memory(s, memory, self.memory.own > 0);
         let (more, width) = self.memory.predict_for(s.hardware, point);
+        let width = width.hypot(self.doubt(s, MEMORY_DOUBT));
         (memory.beyond_capacity(memory.reserved() * more.exp()), width.exp_m1())
     }
 }

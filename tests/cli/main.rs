@@ -33,6 +33,7 @@
 //! | `estimate_pytorch` | the planner's counts against PyTorch's, of published models of all families |
 //! | `estimate_applied` | every set of flags that the planner prints, applied to its manifest |
 //! | `estimate_cli` | `gptrain estimate`: relations between its answers, pages, this machine |
+//! | `estimate_experts` | plans of other programs with experts and context parallelism |
 //! | `estimate_verdicts` | whether plans fit; config.json; rows of changes; unknown programs and machines |
 //! | `estimate_snapshots` | `gptrain estimate`: whole tables, messages and exit codes, and figures with limits |
 
@@ -47,6 +48,7 @@ mod docs;
 mod estimate;
 mod estimate_applied;
 mod estimate_cli;
+mod estimate_experts;
 mod estimate_own;
 mod estimate_pytorch;
 mod estimate_snapshots;

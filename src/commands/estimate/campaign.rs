@@ -3,7 +3,7 @@
 use super::progress::Bar;
 use super::records::{Changes, learn};
 use super::search::explain_none;
-use super::{Estimate, find_predictor};
+use super::{Estimate, config, find_predictor};
 use base::table::Printout;
 use base::{Problems, number};
 use estimate::campaign::{self, Law, Member};
@@ -79,14 +79,16 @@ struct Plan {
 }
 
 impl Plan {
+    /// Plan of `path`, loaded with the settings `sets`.
     fn new(
         args: &Estimate,
-        loaded: Loaded,
+        (path, loaded): (&Path, Loaded),
         sets: &[String],
         changes: Vec<String>,
     ) -> anyhow::Result<Plan> {
         let (_, columns) = split_settings(sets);
-        let flags = Flags { columns: &columns, ..args.flags() };
+        let mixture = config::mixture(path)?;
+        let flags = Flags { columns: &columns, mixture, ..args.flags() };
         let (request, other) = make_request(args, &loaded, flags)?;
         Ok(Plan { view: request.view(other), loaded, changes })
     }
@@ -99,21 +101,21 @@ impl Plan {
     fn changed(args: &Estimate, path: &Path, now: &Plan, changes: &str) -> anyhow::Result<Plan> {
         let file = Path::new(changes);
         if file.is_file() {
-            return Plan::new(args, args.load(file, &[])?, &[], Vec::new());
+            return Plan::new(args, (file, args.load(file, &[])?), &[], Vec::new());
         }
-        let changes = Changes::read(changes, &now.loaded.manifest.topology)?;
+        let changes = Changes::read(changes, &now.view.setup)?;
         let sets = [&args.set[..], &changes.sets].concat();
         let loaded = args
             .load(path, &sets)
             .map_err(|error| changes.explain(error))?;
-        Plan::new(args, loaded, &sets, changes.sets)
+        Plan::new(args, (path, loaded), &sets, changes.sets)
     }
 }
 
 /// Prints the plan and its changes: one side by side, several as rows. Ok(false) if none of the changed
 /// plans fits, even with a part of its bar.
 pub fn print_changes(args: &Estimate, path: &Path) -> anyhow::Result<bool> {
-    let now = Plan::new(args, args.load(path, &args.set)?, &args.set, Vec::new())?;
+    let now = Plan::new(args, (path, args.load(path, &args.set)?), &args.set, Vec::new())?;
     let plans = args.campaign.what_if.iter();
     let plans = plans
         .map(|changes| Plan::changed(args, path, &now, changes))

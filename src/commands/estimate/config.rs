@@ -2,7 +2,9 @@
 //! settings that the file does not have.
 
 use super::Estimate;
-use base::{Count, input};
+use base::{Count, Problems, input};
+use estimate::mixture::config::Described;
+use estimate::mixture::{self, Mixture};
 use estimate::words;
 use exchange::hf::{self, HfConfig};
 use exchange::source;
@@ -26,31 +28,55 @@ const HARDWARE: &str = "h100-80g";
 /// Size of a file above which it is not a config.json.
 const LARGEST: u64 = 1 << 20;
 
-/// Model of the config.json that a path names, the file or that in a folder, and its place. None for
-/// another file.
-pub fn read(path: &Path) -> anyhow::Result<Option<(HfConfig, PathBuf)>> {
-    let file = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
-    let is_json = file.extension().is_some_and(|end| end == "json");
-    let text = is_json.then(|| input::read_named(&file, LARGEST).ok());
-    match text.flatten() {
-        Some(text) if hf::is_config(&text) => {
-            Ok(Some((hf::parse_config(&text, file.display().to_string())?, file)))
-        }
-        _ => Ok(None),
-    }
+/// Model of a config.json. That of a mixture of experts is its dense part.
+pub struct ModelFile {
+    pub config: HfConfig,
+    pub mixture: Option<Mixture>,
+    pub place: PathBuf,
 }
 
-/// Manifest of the run of a model in a config.json, whose place is `from`.
-pub fn planned_run(config: &HfConfig, from: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
-    let model = for_training(config);
-    let tokens = tokens(&model);
+/// Text and place of the config.json that a path names, the file or that in a folder. None for another file.
+fn read_text(path: &Path) -> Option<(Vec<u8>, PathBuf)> {
+    let file = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
+    let is_json = file.extension().is_some_and(|end| end == "json");
+    let text = is_json
+        .then(|| input::read_named(&file, LARGEST).ok())
+        .flatten()?;
+    hf::is_config(&text).then_some((text, file))
+}
+
+/// Model of that config.json.
+pub fn read(path: &Path) -> anyhow::Result<Option<ModelFile>> {
+    let Some((text, place)) = read_text(path) else { return Ok(None) };
+    let name = place.display().to_string();
+    let Some(Described { model, mixture }) = mixture::config::parse(&text, &name)? else {
+        let config = hf::parse_config(&text, name)?;
+        return Ok(Some(ModelFile { config, mixture: None, place }));
+    };
+    let positions = model.seq_len;
+    let config = HfConfig { family: model.family, model, positions, unknown: Vec::new() };
+    Ok(Some(ModelFile { config, mixture: Some(mixture), place }))
+}
+
+/// Mixture of experts of that config.json, if it describes one.
+pub fn mixture(path: &Path) -> Result<Option<Mixture>, Problems> {
+    let Some((text, place)) = read_text(path) else { return Ok(None) };
+    let described = mixture::config::parse(&text, &place.display().to_string())?;
+    Ok(described.map(|described| described.mixture))
+}
+
+/// Manifest of the run of a model in a config.json. That of a mixture of experts has its dense part.
+pub fn planned_run(file: &ModelFile, sets: &[String]) -> anyhow::Result<Loaded> {
+    refuse_shape(file, sets)?;
+    let model = for_training(&file.config);
+    let tokens = file.tokens();
     let text = format!(
         "{}\nprecision: bf16\ndata: {{train: corpus}}\nbatch: {{micro: 1, global: {BATCH}}}\n\
          lr: {{peak: 3e-4}}\ntopology: {{data: {REPLICAS}, zero: 1}}\ntrain: {{tokens: {tokens}}}\n\
          plan: {{hardware: {HARDWARE}}}\n",
         model_section(&model)
     );
-    let place = from.display().to_string();
+    let place = file.place.display().to_string();
     Ok(source::new_manifest(&text, &place, Path::new("imported"), sets)?.1)
 }
 
@@ -65,13 +91,39 @@ fn for_training(config: &HfConfig) -> Model {
     }
 }
 
-fn tokens(model: &Model) -> u64 {
-    TOKENS_PER_PARAMETER * model::parameters(model)
+/// Refuses settings of the shape of a mixture of experts: only its dense part is in the manifest.
+fn refuse_shape(file: &ModelFile, sets: &[String]) -> Result<(), Problems> {
+    let is_shape = |set: &&String| {
+        let key = set.split('=').next().unwrap_or_default().trim();
+        key.starts_with("model") && key != "model.seq_len"
+    };
+    match sets
+        .iter()
+        .find(is_shape)
+        .filter(|_| file.mixture.is_some())
+    {
+        None => Ok(()),
+        Some(set) => Err(Problems::one(
+            format!("--set {set}"),
+            "has no effect here: the shape of a mixture of experts is that of its file",
+            format!("change it in {}; only model.seq_len is a setting", file.place.display()),
+        )),
+    }
+}
+
+impl ModelFile {
+    /// Length of the run. With experts it counts the parameters that a token uses.
+    fn tokens(&self) -> u64 {
+        let model = &self.config.model;
+        let active = self.mixture.map(|mixture| mixture.active(model) as u64);
+        TOKENS_PER_PARAMETER * active.unwrap_or_else(|| model::parameters(model))
+    }
 }
 
 impl Estimate {
     /// Says with which settings the model of a config.json is planned, of those that the user has not set.
-    pub fn say_defaults(&self, config: &HfConfig, place: &Path) {
+    pub fn say_defaults(&self, file: &ModelFile) {
+        let ModelFile { config, mixture, place } = file;
         let model = for_training(config);
         let is_set = |key: &str| self.set.iter().any(|set| set.trim_start().starts_with(key));
         let mut all = Vec::new();
@@ -86,14 +138,23 @@ impl Estimate {
             all.push(format!("{BATCH} samples per step (batch.global)"));
         }
         if self.tokens.is_none() && self.campaign.sizes.is_empty() && !is_set("train.") {
-            let size = words::size(tokens(&model) as f64);
-            all.push(format!("{TOKENS_PER_PARAMETER} tokens per parameter, {size} (--tokens)"));
+            let size = words::size(file.tokens() as f64);
+            let active = if mixture.is_some() { "active " } else { "" };
+            all.push(format!(
+                "{TOKENS_PER_PARAMETER} tokens per {active}parameter, {size} (--tokens)"
+            ));
         }
         if self.search.gpus.is_none() && !is_set("topology") {
             all.push(format!("{REPLICAS} replicas with ZeRO-1 (--gpus searches)"));
         }
         if self.hardware.is_none() && !is_set("plan.hardware") {
             all.push(format!("{HARDWARE} (--hardware)"));
+        }
+        if mixture.is_some() && self.program.is_none() {
+            let usual = mixture::USUAL;
+            all.push(format!(
+                "{usual} (--as): gptrain itself does not train mixtures of experts yet"
+            ));
         }
         if !all.is_empty() {
             base::warn!("{}: planned with {}", place.display(), all.join(", "));

@@ -1,11 +1,12 @@
 //! `gptrain estimate --log`: rates of a training, from its own log.
 
-use super::{Estimate, records};
+use super::{Estimate, config, records};
 use base::Problems;
 use base::table::{Cell, Printout, Rows};
 use estimate::logs::{self, LogEnd};
+use estimate::machine::split_settings;
 use estimate::rates;
-use estimate::request::Request;
+use estimate::request::{Flags, Request};
 use estimate::setup::Setup;
 use estimate::words;
 use exchange::script::{self, ScriptChoices};
@@ -41,7 +42,10 @@ impl Estimate {
         let name = path.display().to_string();
         let loaded = self.manifest_of_log(&text, &name)?;
         let named = self.hardware.is_some() || loaded.manifest.plan.hardware.is_some();
-        let request = Request::new(loaded.manifest, &self.flags())?;
+        let (_, columns) = split_settings(&self.set);
+        let mixture = self.manifest.as_deref().map_or(Ok(None), config::mixture)?;
+        let flags = Flags { columns: &columns, mixture, ..self.flags() };
+        let request = Request::new(loaded.manifest, &flags)?;
         let Request { manifest: m, setup, terms, .. } = &request;
         let log = logs::read(&text, &name, setup)?;
         let mut steps: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
@@ -58,7 +62,7 @@ impl Estimate {
             })
             .collect();
         let listed = &rates[rates.len().saturating_sub(MAX_ROWS)..];
-        let ranks = m.topology.ranks();
+        let ranks = setup.ranks();
         let table = Rows::new(listed)
             .column("batch", "batch", |r| r.batch)
             .column("steps", "steps", |r| r.steps)
@@ -71,7 +75,7 @@ impl Estimate {
             })
             .column("MFU", "mfu", |r| Cell::optional(r.mfu.map(Cell::percent)))
             .table();
-        let parameters = model::parameters(&m.model);
+        let parameters = setup.parameters();
         let end = logs::end(&text).unwrap_or_default();
         let last = log.steps.last().map(|(batch, _)| *batch);
         let rate = rates.iter().find(|rate| Some(rate.batch) == last);
@@ -127,20 +131,19 @@ fn rate(setup: &Setup, batch: usize, seconds: &[f64], logged: f64, peak: Option<
     let seconds = median(seconds.iter().copied());
     let ranks = setup.ranks() as f64;
     let tokens = (batch * setup.model.seq_len) as f64;
-    let flops = model::flops_per_token(&setup.model);
-    let recompute = setup.topology.recompute;
-    let by_device = |per_token: f64| per_token * tokens / (seconds * ranks * 1e12);
-    let factor = rates::simple_factor(recompute);
-    let parameters = model::parameters(&setup.model) as f64;
+    let (model, hardware) = Setup { global: batch, ..setup.clone() }.flops();
+    let by_device = |flops: f64| flops / (seconds * ranks * 1e12);
+    let factor = rates::simple_factor(setup.topology.recompute);
+    let parameters = setup.active_parameters();
     Rate {
         batch,
         steps,
         seconds,
         tokens_per_s: tokens / seconds,
-        tflops: by_device(flops.hardware(recompute)),
+        tflops: by_device(hardware),
         simple: rates::simple_tflops(factor, parameters, tokens, seconds, ranks),
         logged: logged.is_finite().then_some(logged),
-        mfu: peak.map(|peak| by_device(flops.model) / peak),
+        mfu: peak.map(|peak| by_device(model) / peak),
     }
 }
 

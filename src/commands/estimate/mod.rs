@@ -167,10 +167,13 @@ impl Estimate {
     /// Prints the plan. Ok(false) if it does not fit, by its whole bar.
     fn print_plan(&self) -> anyhow::Result<bool> {
         let (settings, columns) = split_settings(&self.set);
+        let model = self.from.as_deref().or(self.manifest.as_deref());
+        let mixture = model.map_or(Ok(None), config::mixture)?;
+        self.refuse_for_mixture(mixture)?;
         if let Some(path) = &self.manifest
-            && let Some((config, file)) = config::read(path)?
+            && let Some(file) = config::read(path)?
         {
-            self.say_defaults(&config, &file);
+            self.say_defaults(&file);
         }
         let loaded = match (&self.from, &self.args, &self.manifest) {
             (Some(from), ..) => foreign::planned_run(from, &settings)?,
@@ -187,7 +190,8 @@ impl Estimate {
             }
         };
         let until = self.campaign.tokens_until_loss(&loaded.manifest.model)?;
-        let flags = Flags { tokens: until.or(self.tokens), columns: &columns, ..self.flags() };
+        let tokens = until.or(self.tokens);
+        let flags = Flags { tokens, columns: &columns, mixture, ..self.flags() };
         let mut request = Request::new(loaded.manifest, &flags)?;
         self.refuse_unused_for(request.setup.program)?;
         if request.setup.program == Program::Gptrain
@@ -216,9 +220,9 @@ impl Estimate {
     fn load(&self, path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
         let (sets, _) = &split_settings(sets);
         if self.family.is_none()
-            && let Some((config, file)) = config::read(path)?
+            && let Some(file) = config::read(path)?
         {
-            return config::planned_run(&config, &file, sets);
+            return config::planned_run(&file, sets);
         }
         let size = path.to_str().filter(|_| !path.exists()).map(words::tokens);
         let Some(Ok(size)) = size else {
@@ -272,6 +276,7 @@ impl Estimate {
             program: self.program.as_deref(),
             hardware: self.hardware.as_deref(),
             columns: &[],
+            mixture: None,
             tokens: self.tokens,
             price: self.price,
             budget: self.budget,
@@ -355,6 +360,7 @@ fn add_charts(
             let flags = Flags {
                 program: Some(name),
                 columns: &columns,
+                mixture: request.setup.mixture,
                 tokens: Some(view.tokens()),
                 ..args.flags()
             };

@@ -5,7 +5,9 @@ use base::table::{Cell, Printout, Rows};
 use base::{DType, Problems, WrongInput};
 use estimate::gptrain::local_cpu::{self, Care};
 use estimate::hardware::{self, CPU, Hardware};
+use estimate::mixture::KEYS;
 use estimate::request::Request;
+use estimate::setup::Setup;
 use manifest::Topology;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -47,9 +49,9 @@ pub struct Changes {
 }
 
 impl Changes {
-    pub fn read(text: &str, now: &Topology) -> Result<Changes, Problems> {
+    pub fn read(text: &str, now: &Setup) -> Result<Changes, Problems> {
         let mut sets = split_pairs(text)?;
-        let replicas = replicas_on_as_many_devices(now, &sets);
+        let replicas = replicas_on_as_many_devices(&now.topology, now.degrees.context, &sets);
         sets.extend(replicas.map(|replicas| format!("topology.data={replicas}")));
         Ok(Changes { sets, replicas })
     }
@@ -75,8 +77,12 @@ impl Changes {
 }
 
 /// Replicas that keep the number of devices of `now` when tensor or pipeline change. None if `pairs`
-/// set topology.data, or if the number of devices is not divisible.
-pub fn replicas_on_as_many_devices(now: &Topology, pairs: &[String]) -> Option<usize> {
+/// set topology.data, or if the number of devices is not divisible. `context` is the degree of now.
+pub fn replicas_on_as_many_devices(
+    now: &Topology,
+    context: usize,
+    pairs: &[String],
+) -> Option<usize> {
     let set = |name: &str| {
         let mut values = pairs.iter().filter_map(|pair| pair.split_once('='));
         values
@@ -85,11 +91,15 @@ pub fn replicas_on_as_many_devices(now: &Topology, pairs: &[String]) -> Option<u
     };
     let size = |name: &str, now: usize| set(name).map_or(Some(now), |value| whole(value).ok());
     let tensor = size("topology.tensor", now.tensor)?;
-    let replica = tensor.checked_mul(size("topology.pipeline", now.pipeline)?)?;
+    let stages = size("topology.pipeline", now.pipeline)?;
+    let ranks = now.ranks() * context;
+    let replica = tensor
+        .checked_mul(stages)?
+        .checked_mul(size(KEYS[0], context)?)?;
     let is_set = set("topology.data").is_some() || set("topology").is_some();
-    let same = replica == now.tensor * now.pipeline;
-    let divides = replica > 0 && now.ranks().is_multiple_of(replica);
-    (!is_set && !same && divides).then(|| now.ranks() / replica)
+    let same = replica == now.tensor * now.pipeline * context;
+    let divides = replica > 0 && ranks.is_multiple_of(replica);
+    (!is_set && !same && divides).then(|| ranks / replica)
 }
 
 /// Splits "a=1,b=2" into settings; a comma that no key follows belongs to a value.

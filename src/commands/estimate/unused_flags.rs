@@ -2,6 +2,7 @@
 
 use super::Estimate;
 use base::Problems;
+use estimate::mixture::Mixture;
 use estimate::setup::Program;
 
 /// Flag, whether it is given, whether it has an effect here, and the mode that it belongs to.
@@ -86,6 +87,19 @@ impl Estimate {
         }) {
             None => Ok(()),
             Some((flag, _, _, with)) => Err(refuse(flag, with)),
+        }
+    }
+
+    /// Refuses searches that change the shape of a mixture of experts, and laws that are of dense models.
+    pub fn refuse_for_mixture(&self, mixture: Option<Mixture>) -> Result<(), Problems> {
+        let given = [
+            ("--max-params", self.search.max_params),
+            ("--sizes", !self.campaign.sizes.is_empty()),
+            ("--until-loss", self.campaign.until_loss.is_some()),
+        ];
+        match given.iter().find(|(_, given)| *given && mixture.is_some()) {
+            None => Ok(()),
+            Some((flag, _)) => Err(refuse(flag, "dense models")),
         }
     }
 

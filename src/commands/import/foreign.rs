@@ -2,7 +2,7 @@
 //! run, with AdamW's states, the number of updates, the learning rates and the place in the data.
 
 use super::{lines, say_refused};
-use crate::estimate::config;
+use crate::estimate::config::{self, ModelFile};
 use crate::new_run::write_run;
 use base::output::Existing;
 use base::{Bytes, Count, DType, Problems};
@@ -174,7 +174,13 @@ fn size(m: &Manifest) -> (u64, Bytes) {
 pub fn planned_run(from: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
     let format = foreign::detect(from)?;
     if format == Format::HuggingFace {
-        return config::planned_run(&read_config(from)?, from, sets);
+        let file = match config::read(from)? {
+            Some(file) => file,
+            None => {
+                ModelFile { config: read_config(from)?, mixture: None, place: from.to_path_buf() }
+            }
+        };
+        return config::planned_run(&file, sets);
     }
     let choices = Choices { sets: sets.to_vec(), needed: Needed::Plan, ..Choices::default() };
     if format == Format::HfTrainer {

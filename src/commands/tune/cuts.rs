@@ -184,7 +184,7 @@ fn combine(over: &str, m: &Manifest, ranks: usize) -> Result<Vec<Vec<String>>, P
             .iter()
             .any(|axis| ["topology", "topology.data"].contains(&axis.key));
         let kept = scaled.then_some(topology.data).filter(|_| !sets_data);
-        let replicas = replicas_on_as_many_devices(&topology, &sets).or(kept);
+        let replicas = replicas_on_as_many_devices(&topology, 1, &sets).or(kept);
         sets.extend(replicas.map(|replicas| format!("topology.data={replicas}")));
         all.push(sets);
     }

@@ -2,6 +2,7 @@
 
 use crate::change::layer_split;
 use crate::gptrain::cuts::is_permitted;
+use crate::mixture::Degrees;
 use crate::setup::Setup;
 use manifest::{LayerSplit, Manifest, Schedule};
 use plan::ramp::Ramp;
@@ -11,7 +12,8 @@ pub fn cuts(m: &Manifest, setup: &Setup, ramp: Ramp, devices: usize) -> Vec<Setu
     let mut cuts = Vec::new();
     for (tensor, pipeline, data) in setup.grids(devices) {
         let split = layer_split(setup.model.layers, pipeline);
-        if split == LayerSplit::Balanced {
+        // Other programs need equal stages; those with experts take any layout.
+        if split == LayerSplit::Balanced && setup.mixture.is_none() {
             continue;
         }
         let base = setup.clone().with_topology(|t| {
@@ -19,7 +21,10 @@ pub fn cuts(m: &Manifest, setup: &Setup, ramp: Ramp, devices: usize) -> Vec<Setu
             t.layer_split = split;
             t.sequence_parallel &= tensor > 1;
         });
-        cuts.extend(choices(&base, ramp));
+        for expert in base.expert_degrees() {
+            let degrees = Degrees { expert, ..base.degrees };
+            cuts.extend(choices(&base.clone().with_degrees(degrees), ramp));
+        }
     }
     cuts.retain(|cut| is_permitted(m, cut));
     cuts
@@ -45,7 +50,7 @@ fn choices(base: &Setup, ramp: Ramp) -> Vec<Setup> {
             for recompute in base.program.recomputes() {
                 for (schedule, chunks) in &schedules {
                     let mut setup = Setup { micro, ..base.clone() };
-                    setup.topology.zero = if base.topology.data == 1 { 0 } else { *zero };
+                    setup.topology.zero = if base.replicas() == 1 { 0 } else { *zero };
                     setup.topology.recompute = *recompute;
                     (setup.topology.schedule, setup.topology.chunks) = (*schedule, *chunks);
                     cuts.push(setup);

@@ -62,6 +62,7 @@ pub fn print_deadline(m: &Manifest, terms: &Terms, days: f64, found: &Planned) -
         ));
     }
     out.push_indented(setup.hardware.notes(setup.program.name(), duration));
+    out.push_indented(setup.foreign_notes());
     out
 }
 
@@ -164,6 +165,7 @@ pub fn ranking(
         ));
     }
     out.push_indented(setup.hardware.notes(setup.program.name(), duration));
+    out.push_indented(setup.foreign_notes());
     let smaller =
         if found.only_smaller { ", none without 8-bit moments or states on the host" } else { "" };
     out.table(plan_table(m, terms, &found.best).titled(format!(
@@ -239,6 +241,8 @@ fn cut_columns<'r, R>(
         .column("micro", "micro_batch", |row| cut(row).setup.micro)
         .column("ZeRO", "zero", |row| topology(row).zero)
         .column("recompute", "recompute", |row| topology(row).recompute.name())
+        .json("context", |row| cut(row).setup.degrees.context)
+        .json("expert", |row| cut(row).setup.degrees.expert)
         .json("set", |row| flags_json(&sets(m, &cut(row).setup)))
         .json("offload", |row| topology(row).offload.what.name())
         .json("adam8bit", |row| cut(row).setup.moments == Moments::Adam8bit)
@@ -276,8 +280,9 @@ fn plan_table<'a>(
         })
         .column("cost", "money", |p| terms.cost_cell(&p.days))
         .text("", |p| {
-            let rest = extras(&p.candidate.setup).unwrap_or_default() + &doubt(&p.candidate);
-            rest.trim_start_matches(", ").to_string()
+            let s = &p.candidate.setup;
+            let rest = s.degree_words() + &extras(s).unwrap_or_default() + &doubt(&p.candidate);
+            rest.trim_start_matches([',', ' ', '×']).to_string()
         })
         .table()
 }
@@ -302,10 +307,11 @@ fn extras(s: &Setup) -> Option<String> {
 pub fn describe(s: &Setup) -> String {
     let t = &s.topology;
     format!(
-        "TP {} × PP {} × DP {}, micro-batch {}, {}",
+        "TP {} × PP {} × DP {}{}, micro-batch {}, {}",
         t.tensor,
         t.pipeline,
         t.data,
+        s.degree_words(),
         s.micro,
         describe_rest(s)
     )
@@ -333,13 +339,14 @@ pub fn sets(m: &Manifest, s: &Setup) -> Vec<String> {
         ("topology.recompute", t.recompute.name().to_string()),
         ("topology.layer_split", layer_split_name(&t.layer_split).to_string()),
         ("batch.micro", s.micro.to_string()),
-        ("topology.sequence_parallel", t.sequence_parallel.to_string()),
+        ("topology.sequence_parallel", (s.splits_sequence() && t.tensor > 1).to_string()),
         ("topology.schedule", t.schedule.name().to_string()),
     ];
     let mut sets: Vec<String> = keys
         .iter()
         .map(|(key, value)| format!("{key}={value}"))
         .collect();
+    sets.extend(s.degree_sets());
     if !m.batch.micro_stages.is_empty() {
         sets.push("batch.micro_stages=[]".to_string());
     }

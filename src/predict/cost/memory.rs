@@ -2,6 +2,7 @@
 //! Activations: Korthikanti et al. 2022; states: Rajbhandari et al. 2020.
 
 use super::constants::M;
+use estimate::mixture::Mixture;
 use estimate::setup::{Numbers, Setup};
 use manifest::{Recompute, Schedule};
 
@@ -49,14 +50,16 @@ impl Memory {
 }
 
 pub fn memory(s: &Setup, k: &[f64]) -> Memory {
-    let counts = &s.counts;
     let cuts = s.stages();
     let stages = cuts
         .iter()
         .enumerate()
         .map(|(stage, cut)| {
-            let parameters = counts.stage(&s.model, cut.len(), stage == 0, stage + 1 == cuts.len());
-            let [weights, gradients, optimizer] = states(s, parameters, k);
+            let [dense, experts] = s.stage_parameters(stage);
+            let dense = states(s, dense, s.replicas(), k);
+            let experts = states(s, experts, s.expert_replicas(), k);
+            let [weights, gradients, optimizer] = [0, 1, 2].map(|kind| dense[kind] + experts[kind]);
+            let weights = weights + gathered(s, k);
             let [saved, working, logits] = activations(s, stage, cut.len(), k);
             vec![
                 ("weights", weights / GB),
@@ -72,11 +75,38 @@ pub fn memory(s: &Setup, k: &[f64]) -> Memory {
     Memory { stages, capacity: s.hardware.memory_gib * 1.024 }
 }
 
-/// Bytes of weights, gradients and optimizer of a rank with so many parameters.
-fn states(s: &Setup, parameters: f64, k: &[f64]) -> [f64; 3] {
+/// Bytes that one parameter of the weights has on a device.
+fn live(s: &Setup) -> f64 {
+    if s.numbers == Numbers::F32 { 4.0 } else { 2.0 }
+}
+
+/// Factor of weights and gradients beside the formula's. DeepSpeed's flat copies are padded and doubled; the
+/// others' buffers are what they are counted.
+fn flat(s: &Setup, constant: M, k: &[f64]) -> f64 {
+    let trainer = s.trainer();
+    let flat = trainer.eager || trainer.deepspeed && !trainer.host_inputs;
+    if flat { k[constant as usize] } else { 1.0 }
+}
+
+/// Bytes of gathered weights: ZeRO-3 holds the layer at work and the next.
+fn gathered(s: &Setup, k: &[f64]) -> f64 {
+    if s.topology.zero < 3 {
+        return 0.0;
+    }
+    let layer = s.mixture.map_or(s.counts.block, |mixture| {
+        let m = &s.model;
+        let experts = (mixture.experts / s.degrees.expert) as f64 * mixture.expert(m);
+        mixture.layer(m, m.layers - 1, s.topology.tensor) + experts
+    });
+    flat(s, M::Replicated, k) * 2.0 * live(s) * layer.max(s.counts.tokens / 2.0)
+}
+
+/// Bytes of weights, gradients and optimizer of a rank with so many parameters, of which `replicas` ranks
+/// have the same.
+fn states(s: &Setup, parameters: f64, replicas: usize, k: &[f64]) -> [f64; 3] {
     let zero = s.topology.zero;
-    let share = |level: u8| if zero >= level { s.topology.data as f64 } else { 1.0 };
-    let live = if s.numbers == Numbers::F32 { 4.0 } else { 2.0 };
+    let share = |level: u8| if zero >= level { replicas as f64 } else { 1.0 };
+    let live = live(s);
     // DeepSpeed takes fp32 gradients for the step: of the shard, or twice the whole without ZeRO.
     let master = if s.numbers == Numbers::F32 { 0.0 } else { 4.0 };
     let trainer = s.trainer();
@@ -89,19 +119,13 @@ fn states(s: &Setup, parameters: f64, k: &[f64]) -> [f64; 3] {
     };
     let wide = s.numbers == Numbers::Bf16Fp32Grad;
     let accumulated = if wide { 4.0 * parameters } else { 0.0 };
-    // ZeRO-3 holds the layer at work and the next.
-    let gathered =
-        if zero == 3 { 2.0 * live * s.counts.block.max(s.counts.tokens / 2.0) } else { 0.0 };
     let on_device = |away: bool| if away { 0.0 } else { 1.0 };
-    // DeepSpeed's flat copies are padded and doubled; the others' buffers are what they are counted.
-    let flat = trainer.eager || trainer.deepspeed && !trainer.host_inputs;
-    let constant = |constant: M| if flat { k[constant as usize] } else { 1.0 };
-    let replicated = constant(M::Replicated);
+    let replicated = flat(s, M::Replicated, k);
     [
-        replicated * (live * parameters / share(3) * on_device(s.offload.weights) + gathered),
+        replicated * (live * parameters / share(3) * on_device(s.offload.weights)),
         replicated * live * parameters / share(2) * on_device(s.offload.weights)
             + k[M::Fp32Grad as usize] * accumulated / share(2),
-        constant(M::Sharded) * (master + s.moments.bytes() + step) * parameters / share(1)
+        flat(s, M::Sharded, k) * (master + s.moments.bytes() + step) * parameters / share(1)
             * on_device(s.offload.optimizer),
     ]
 }
@@ -111,9 +135,9 @@ fn activations(s: &Setup, stage: usize, layers: usize, k: &[f64]) -> [f64; 3] {
     let m = &s.model;
     let t = s.topology.tensor as f64;
     let trainer = s.trainer();
-    let sbh = (m.seq_len * s.micro * m.hidden) as f64;
+    let sbh = (s.rows() * m.hidden) as f64;
     let wide = if s.numbers == Numbers::F32 { 2.0 } else { 1.0 };
-    let whole = if s.topology.sequence_parallel { t } else { 1.0 };
+    let whole = if s.splits_sequence() { t } else { 1.0 };
     // Megatron-DeepSpeed's ZeRO scripts keep the checkpoints in the host's memory.
     let kept = if trainer.host_inputs { 0.0 } else { 1.0 };
     // Per score: softmax, its dropped-out copy and the mask; op by op there are more copies.
@@ -122,8 +146,11 @@ fn activations(s: &Setup, stage: usize, layers: usize, k: &[f64]) -> [f64; 3] {
         (false, true) => 8.0,
         (false, false) => 5.0,
     };
-    let scores = (m.seq_len * m.seq_len * s.micro * m.heads) as f64 / t;
-    let cheap = sbh * (10.0 / whole + 24.0 / t);
+    let scores = (m.seq_len * s.rows() * m.heads) as f64 / t;
+    let split = s
+        .mixture
+        .map_or(24.0 * sbh, |mixture| expert_activations(s, &mixture));
+    let cheap = sbh * 10.0 / whole + split / t;
     let all = cheap + per_score * scores;
     let stages = s.topology.pipeline;
     let held = match s.topology.schedule {
@@ -142,12 +169,27 @@ fn activations(s: &Setup, stage: usize, layers: usize, k: &[f64]) -> [f64; 3] {
         Recompute::Selective => (layers * cheap, per_score * scores),
         Recompute::None => (layers * all, 0.0),
     };
+    // Two buffers of other context ranks' keys and values.
+    let ranks = (s.degrees.context > 1).then(|| m.heads());
+    let keys = ranks.map_or(0.0, |heads| 8.0 * (s.rows() * heads.kv * heads.dim) as f64 / t);
     let last = stage + 1 == stages;
     let kept = if trainer.tiled_logits { m.hidden } else { m.vocab_padded };
-    let logits = if last { (m.seq_len * s.micro * kept) as f64 / t * 10.0 } else { 0.0 };
+    let logits = if last { (s.rows() * kept) as f64 / t * 10.0 } else { 0.0 };
     [
         k[M::Stash as usize] * wide * held * saved,
-        k[M::Working as usize] * wide * working,
+        k[M::Working as usize] * wide * (working + keys),
         k[M::Logits as usize] * logits,
     ]
+}
+
+/// Bytes in 16 bits that all tensor ranks together keep of a layer with experts: queries, keys, values and
+/// their output; the rows of the experts, gates, values and products in them, and the rows that
+/// return; the same inside the shared experts. As many rows come as are sent.
+fn expert_activations(s: &Setup, mixture: &Mixture) -> f64 {
+    let m = &s.model;
+    let heads = m.heads();
+    let attention = 2 * (heads.query_width() + heads.kv * heads.dim);
+    let row = 2 * m.hidden + 3 * mixture.width;
+    let width = attention + mixture.chosen * row + 3 * mixture.shared;
+    2.0 * (s.rows() * width) as f64
 }

@@ -3,6 +3,7 @@
 
 use super::constants::T;
 use super::gemm;
+use estimate::mixture::Degrees;
 use estimate::setup::{Moments, Numbers, Setup};
 use manifest::Recompute;
 use model::{ParamSpec, TpSplit, table};
@@ -23,6 +24,16 @@ const ACCUMULATE: (f64, f64) = (6.0, 10.0);
 const STEP: f64 = 40.0;
 const POWER_SGD: (f64, f64) = (280.0, 0.45);
 const OFFLOADED: f64 = 24.0;
+/// Bytes of element-wise traffic, forward and backward, per element of attention inside the part that tensor
+/// parallelism splits; and of a row that an expert has, per element of the hidden and of the inner width: it
+/// is copied into the order of the experts, sent, sorted, gated and multiplied by its weight, and the same
+/// back.
+const ATTENTION: (f64, f64) = (12.0, 20.0);
+const ROW: [(f64, f64); 2] = [(24.0, 36.0), (10.0, 16.0)];
+/// Factor of kernels for a layer with experts: routing, sorting, grouped products and casts.
+const EXPERT_LAUNCHES: f64 = 3.0;
+/// Rate of grouped products beside single ones' on the same tiles: fitted to every second published row.
+const EXPERT_PRODUCTS: f64 = 0.77;
 /// Reference device of the constants: faster devices reach a smaller share of their peak.
 const A100: f64 = 312e12;
 /// Factor of kernels for op-by-op PyTorch, whose layers have more kernels than others'.
@@ -47,10 +58,10 @@ impl Time {
     /// and counts for these too.
     pub fn shares(&self) -> Vec<f64> {
         let whole = self.total();
-        let micro = &self.parts[..BUBBLE];
-        let waiting = self.parts[BUBBLE].1 / micro.iter().map(|part| part.1).sum::<f64>();
+        let micro = self.parts[..BUBBLE].iter().chain(&self.parts[LEARNED..]);
+        let waiting = self.parts[BUBBLE].1 / micro.map(|part| part.1).sum::<f64>();
         let longer = |at: usize| if at < BUBBLE { 1.0 + waiting } else { 1.0 };
-        let parts = self.parts.iter().enumerate();
+        let parts = self.parts[..LEARNED].iter().enumerate();
         parts
             .map(|(at, (_, seconds))| longer(at) * seconds / whole)
             .collect()
@@ -59,6 +70,8 @@ impl Time {
 
 /// The bubble's place among a time's parts, after those of a micro-batch.
 const BUBBLE: usize = 6;
+/// Number of parts of which shares are learned; those of context and expert parallelism follow.
+const LEARNED: usize = 9;
 
 /// Speeds that the machine reaches: FLOP/s, and bytes per second.
 struct Rates<'a> {
@@ -130,11 +143,15 @@ struct Work {
     elements: f64,
     launch: f64,
     tensor: f64,
+    /// Keys and values of other context ranks, and rows of other ranks' experts.
+    context: f64,
+    expert: f64,
 }
 
 impl Work {
     fn total(&self) -> f64 {
-        self.gemm + self.attention + self.elements + self.launch + self.tensor
+        let exchanges = self.context + self.expert;
+        self.gemm + self.attention + self.elements + self.launch + self.tensor + exchanges
     }
 
     fn times(self, n: f64) -> Work {
@@ -144,6 +161,8 @@ impl Work {
             elements: n * self.elements,
             launch: n * self.launch,
             tensor: n * self.tensor,
+            context: n * self.context,
+            expert: n * self.expert,
         }
     }
 }
@@ -158,19 +177,23 @@ pub struct Products {
 
 impl Products {
     pub fn new(s: &Setup) -> Products {
-        let rows = s.model.seq_len * s.micro;
+        let rows = s.rows();
         let h = s.model.hidden;
         let v = s.model.vocab_padded / s.topology.tensor;
         let selective = s.topology.recompute == Recompute::Selective;
         let repeated = if selective { s.trainer().selective } else { 0.0 };
-        let one = |shape| gemm::seconds(s.hardware, shape, 1.0);
+        let grouped = |shape, groups| {
+            let share = if groups > 1 { EXPERT_PRODUCTS } else { 1.0 };
+            gemm::seconds(s.hardware, shape, groups, share)
+        };
+        let one = |shape| gemm::seconds(s.hardware, shape, 1, 1.0);
         Products {
             layer: products(s)
                 .into_iter()
-                .map(|(n, k)| {
-                    (s.forward_passes() + repeated) * one((rows, n, k))
-                        + one((rows, k, n))
-                        + one((n, k, rows))
+                .map(|Product { rows, n, k, groups }| {
+                    (s.forward_passes() + repeated) * grouped((rows, n, k), groups)
+                        + grouped((rows, k, n), groups)
+                        + grouped((n, k, rows), groups)
                 })
                 .sum(),
             head: one((rows, v, h)) + one((rows, h, v)) + one((v, h, rows)),
@@ -190,23 +213,23 @@ pub fn time_of_products(s: &Setup, products: Products, k: &[f64]) -> Time {
     let send = send(s, &r);
     let cuts = s.stages();
     let stages = cuts.len();
-    let works: Vec<(Work, f64, f64)> = (0..stages)
+    let works: Vec<(Work, f64, [f64; 2])> = (0..stages)
         .map(|i| {
             let first = i == 0;
             let last = i + 1 == stages;
-            let parameters = s.counts.stage(&s.model, cuts[i].len(), first, last);
+            let parameters = s.stage_parameters(i);
             let mut work = layer.times(cuts[i].len() as f64);
             if last {
                 work.gemm += head.gemm;
                 work.elements += head.elements;
             }
-            work.elements += accumulation(s, &r) * parameters;
+            work.elements += accumulation(s, &r) * parameters.iter().sum::<f64>();
             work.launch += r.constant(T::Micro) * 1e-3;
             let neighbours = usize::from(!first) + usize::from(!last);
             (work, neighbours as f64 * send, parameters)
         })
         .collect();
-    let most = works.iter().map(|work| work.2).fold(0.0, f64::max);
+    let most = [0, 1].map(|kind| works.iter().map(|work| work.2[kind]).fold(0.0, f64::max));
     let stage_seconds: Vec<f64> = works
         .iter()
         .map(|(work, pipe, _)| work.total() + pipe)
@@ -230,6 +253,8 @@ pub fn time_of_products(s: &Setup, products: Products, k: &[f64]) -> Time {
             ("pipeline bubble", bubble / s.topology.chunks as f64),
             ("data parallel", data_parallel(s, most, computation, &r)),
             ("optimizer", optimizer(s, most, &r)),
+            ("context exchange", n * work.context),
+            ("expert exchange", n * work.expert),
         ],
         stage_seconds,
     }
@@ -240,28 +265,55 @@ fn micros(s: &Setup) -> f64 {
     (s.global as f64 / (s.micro * s.topology.data) as f64).max(1.0)
 }
 
-/// Outputs and inputs of a layer's products, on one rank: the matrices of a block.
-fn products(s: &Setup) -> Vec<(usize, usize)> {
-    let matrices = table(&s.model)
-        .into_iter()
-        .filter(ParamSpec::is_block_matrix);
-    matrices
-        .map(|p| match p.split {
-            TpSplit::Rows => (p.rows / s.topology.tensor, p.cols),
-            TpSplit::Cols => (p.rows, p.cols / s.topology.tensor),
-            TpSplit::Whole => (p.rows, p.cols),
-        })
-        .collect()
+/// Products of a layer on one rank: rows [rows, k] times a matrix [n, k], `groups` of them at once.
+#[derive(Clone, Copy)]
+struct Product {
+    rows: usize,
+    n: usize,
+    k: usize,
+    groups: usize,
+}
+
+/// Products of a layer: by the matrices of a block, and in groups by those of the experts, to each of which
+/// equally many rows come. Layers without experts count as the others, as wide ones are chosen for them.
+fn products(s: &Setup) -> Vec<Product> {
+    let tensor = s.topology.tensor;
+    let own = |(n, k, split)| {
+        let (n, k) = match split {
+            TpSplit::Rows => (n / tensor, k),
+            TpSplit::Cols => (n, k / tensor),
+            TpSplit::Whole => (n, k),
+        };
+        Product { rows: s.rows(), n, k, groups: 1 }
+    };
+    let Some(mixture) = &s.mixture else {
+        let matrices = table(&s.model)
+            .into_iter()
+            .filter(ParamSpec::is_block_matrix);
+        return matrices.map(|p| own((p.rows, p.cols, p.split))).collect();
+    };
+    let groups = mixture.experts / s.degrees.expert;
+    let rows = (expert_rows(s) / groups as f64).ceil().max(1.0) as usize;
+    let experts = mixture.expert_matrices(&s.model);
+    let experts = experts.map(|(n, k)| Product { rows, n, k, groups });
+    let own = mixture.own_matrices(&s.model).into_iter().map(own);
+    own.chain(experts).collect()
+}
+
+/// Rows that a rank's experts get from a micro-batch: as many as the rank sends, if all experts get equally
+/// many. 0 without experts.
+fn expert_rows(s: &Setup) -> f64 {
+    let chosen = s.mixture.map_or(0, |mixture| mixture.chosen);
+    (chosen * s.rows()) as f64 / s.topology.tensor as f64
 }
 
 /// The share of a layer's products that is lost to half-empty tiles and waves.
 pub fn wasted_share(s: &Setup) -> f64 {
-    let rows = s.model.seq_len * s.micro;
     let shapes = products(s);
-    let size = |(n, k): &(usize, usize)| (n * k) as f64;
+    let size = |p: &Product| (p.rows * p.n * p.k * p.groups) as f64;
     shapes
         .iter()
-        .map(|(n, k)| size(&(*n, *k)) * gemm::wasted_share(s.hardware, (rows, *n, *k)))
+        .map(|p| size(p) * gemm::wasted_share(s.hardware, (p.rows, p.n, p.k), p.groups))
         .sum::<f64>()
         / shapes.iter().map(size).sum::<f64>()
 }
@@ -269,7 +321,7 @@ pub fn wasted_share(s: &Setup) -> f64 {
 /// Forwards and backward of a layer.
 fn layer(s: &Setup, products: Products, r: &Rates) -> Work {
     let m = &s.model;
-    let rows = m.seq_len * s.micro;
+    let rows = s.rows();
     let forwards = s.forward_passes();
     let t = s.topology.tensor as f64;
     let selective = s.topology.recompute == Recompute::Selective;
@@ -282,21 +334,36 @@ fn layer(s: &Setup, products: Products, r: &Rates) -> Work {
         (forwards + again + 2.0, (forwards + again) * SCORE.0 + SCORE.1)
     };
     let elements = (rows * m.hidden) as f64;
-    let outside = if s.topology.sequence_parallel { t } else { 1.0 };
+    let outside = if s.splits_sequence() { t } else { 1.0 };
     let traffic = |(whole, split): (f64, f64)| elements * (whole / outside + split / t);
+    let (forward, backward) = match s.mixture {
+        None => (traffic(FORWARD), traffic(BACKWARD)),
+        Some(mixture) => {
+            let sent = expert_rows(s);
+            let [hidden, inner] = ROW;
+            let [h, f] = [m.hidden, mixture.width].map(|width| sent * width as f64);
+            (
+                traffic((FORWARD.0, ATTENTION.0)) + h * hidden.0 + f * inner.0,
+                traffic((BACKWARD.0, ATTENTION.1)) + h * hidden.1 + f * inner.1,
+            )
+        }
+    };
     let work = Work {
         gemm: products.layer / r.products,
         attention: passes * 4.0 * scores * m.heads().dim as f64 / r.attention,
-        elements: r.constant(T::Elements) * (forwards * traffic(FORWARD) + traffic(BACKWARD))
-            / r.elements
+        elements: r.constant(T::Elements) * (forwards * forward + backward) / r.elements
             + r.constant(T::Scores) * scores * stored / r.scores,
         launch: 0.0,
         tensor: tensor_sums(s, elements, r),
+        expert: dispatch(s, r),
+        ..Work::default()
     };
+    let work = Work { context: key_exchange(s, work.attention, r), ..work };
     if s.blocking {
         Work { launch: r.constant(T::Launch) * 1e-3, ..work }
     } else {
         let eager = if s.trainer().eager { EAGER_LAUNCHES } else { 1.0 };
+        let eager = if s.mixture.is_some() { EXPERT_LAUNCHES * eager } else { eager };
         overlap_launches(work, r.constant(T::Floor) * 1e-3 * eager * (forwards + 2.0) / 3.0)
     }
 }
@@ -309,8 +376,52 @@ fn overlap_launches(work: Work, launches: f64) -> Work {
     Work { launch: all - seen.total(), ..seen }
 }
 
+/// Bytes per second of a rank among `ranks` neighbours, `apart` ranks from each other: inside the fast links,
+/// or in a ring over nodes, whose adapters `apart` such rings share.
+fn ring(ranks: usize, apart: usize, r: &Rates) -> f64 {
+    if ranks * apart > r.domain {
+        r.network * r.constant(T::Network) / apart.min(r.domain) as f64
+    } else {
+        r.bus
+    }
+}
+
+/// Keys and values of the other context ranks in a layer's forward and backward passes, which also sends
+/// their gradients in f32. What is sent beside a step of `attention` seconds is hidden.
+fn key_exchange(s: &Setup, attention: f64, r: &Rates) -> f64 {
+    let ranks = s.degrees.context;
+    if ranks == 1 {
+        return 0.0;
+    }
+    let heads = s.model.heads();
+    let width = 2 * heads.kv * heads.dim / s.topology.tensor.min(heads.kv);
+    let elements = (s.rows() * (ranks - 1) * width) as f64;
+    let bytes = elements * (2.0 * (s.forward_passes() + 1.0) + 4.0);
+    let calls = (ranks - 1) as f64 * (s.forward_passes() + 2.0);
+    let all = bytes / ring(ranks, s.topology.tensor, r) + calls * r.constant(T::BusLatency) * 1e-6;
+    let hidden = r.constant(T::Hidden).min(1.0) * all;
+    all - hidden + (hidden - attention).max(0.0)
+}
+
+/// Rows to the experts of other ranks and back, in 16 bits, forward and backward. A row goes once to each
+/// node that has one of its experts, through the sender's share of the adapters, and there to each expert.
+fn dispatch(s: &Setup, r: &Rates) -> f64 {
+    let Some(mixture) = s.mixture.filter(|_| s.degrees.expert > 1) else { return 0.0 };
+    let ranks = s.degrees.expert as f64;
+    let inside = ranks.min(r.domain as f64);
+    let nodes = ranks / inside;
+    let chosen = mixture.chosen as f64;
+    let row = 2.0 * s.model.hidden as f64;
+    let other_nodes = (nodes - 1.0) * (1.0 - (1.0 - 1.0 / nodes).powf(chosen));
+    let away = row * other_nodes * expert_rows(s) / chosen;
+    let around = row * expert_rows(s) * (inside - 1.0) / inside;
+    let adapter = r.network * r.constant(T::Network) / r.domain as f64;
+    let way = around / r.bus + away / adapter + r.constant(T::BusLatency) * 1e-6;
+    2.0 * (s.forward_passes() + 1.0) * way
+}
+
 /// Two sums over a layer's tensor ranks each way, as rings; those over nodes use all of a node's
-/// adapters.
+/// adapters. With experts, whose rows stay split, one.
 fn tensor_sums(s: &Setup, elements: f64, r: &Rates) -> f64 {
     let t = s.topology.tensor as f64;
     if s.topology.tensor == 1 {
@@ -323,12 +434,13 @@ fn tensor_sums(s: &Setup, elements: f64, r: &Rates) -> f64 {
     };
     let each =
         2.0 * (t - 1.0) / t * 2.0 * elements / link + latency * r.constant(T::BusLatency) * 1e-6;
-    2.0 * (s.forward_passes() + 1.0) * each
+    let sums = if s.mixture.is_some() { 1.0 } else { 2.0 };
+    sums * (s.forward_passes() + 1.0) * each
 }
 
 /// Logits and loss, on the last stage.
 fn head(s: &Setup, products: Products, r: &Rates) -> Work {
-    let rows = s.model.seq_len * s.micro;
+    let rows = s.rows();
     let v = s.model.vocab_padded / s.topology.tensor;
     Work {
         gemm: products.head / r.head,
@@ -340,8 +452,7 @@ fn head(s: &Setup, products: Products, r: &Rates) -> Work {
 /// A micro-batch over one boundary between stages, there and back. Every tensor rank sends a whole
 /// copy through its node's adapters, unless the program scatters it first.
 fn send(s: &Setup, r: &Rates) -> f64 {
-    let bytes =
-        2.0 * (s.model.seq_len * s.micro * s.model.hidden) as f64 * s.topology.chunks as f64;
+    let bytes = 2.0 * (s.rows() * s.model.hidden) as f64 * s.topology.chunks as f64;
     let tensor = if s.trainer().scatter { s.topology.tensor } else { 1 };
     let copies = s.per_node as f64 / tensor as f64;
     // Between chunks, a send runs beside another chunk's work.
@@ -360,35 +471,15 @@ fn accumulation(s: &Setup, r: &Rates) -> f64 {
     r.constant(T::Accumulate) * if wide { ACCUMULATE.1 } else { ACCUMULATE.0 } / r.memory
 }
 
-/// Sums of gradients and gathers of weights over replicas. `computation` is the seconds of work that a
-/// program which overlaps them has: a micro-batch's, or under ZeRO 3, where every micro-batch
-/// gathers, all of them.
-fn data_parallel(s: &Setup, parameters: f64, computation: f64, r: &Rates) -> f64 {
-    let t = &s.topology;
-    if t.data == 1 {
-        return 0.0;
+/// Sums of gradients and gathers of weights over replicas: `dense` parameters over all, those of `experts`
+/// over the ranks with the same experts. `computation` is the seconds of work that a program which overlaps
+/// them has: a micro-batch's, or under ZeRO 3, where every micro-batch gathers, all of them.
+fn data_parallel(s: &Setup, [dense, experts]: [f64; 2], computation: f64, r: &Rates) -> f64 {
+    let Degrees { expert, .. } = s.degrees;
+    let mut all = replica_sums(s, dense, (s.replicas(), s.topology.tensor), r);
+    if experts > 0.0 {
+        all += replica_sums(s, experts, (s.expert_replicas(), expert), r);
     }
-    let d = t.data as f64;
-    let volume = 2.0 * parameters * (d - 1.0) / d;
-    let layers = s.model.layers as f64;
-    let (passes, calls) = match t.zero {
-        3 => (3.0 * micros(s), 1.5 * micros(s) * layers),
-        _ => (2.0, layers / t.pipeline as f64),
-    };
-    let tensor = t.tensor.min(r.domain);
-    let domain = r.domain / tensor;
-    let inside = passes * volume / r.bus;
-    let outside = if t.data <= domain {
-        0.0
-    } else {
-        // The more nodes, the smaller the pieces: fitted around eight.
-        let crowd = (8.0 * domain as f64 / d).powf(r.constant(T::Crowd));
-        let nodes = (r.domain / s.per_node) as f64;
-        let reached = nodes * r.network * r.constant(T::Replicas) * s.hardware.ring_share * crowd;
-        let packed = if s.power_sgd { POWER_SGD.1 } else { 1.0 };
-        passes * packed * volume * tensor as f64 / reached
-    };
-    let all = inside + outside + calls * r.constant(T::RingLatency) * 1e-6;
     if !s.trainer().overlap {
         return all;
     }
@@ -396,9 +487,40 @@ fn data_parallel(s: &Setup, parameters: f64, computation: f64, r: &Rates) -> f64
     all - hidden + (hidden - computation).max(0.0)
 }
 
-fn optimizer(s: &Setup, parameters: f64, r: &Rates) -> f64 {
+/// The same for a group of replicas that lie `apart` ranks from each other, as many groups side by side.
+fn replica_sums(s: &Setup, parameters: f64, (ranks, apart): (usize, usize), r: &Rates) -> f64 {
+    if ranks == 1 {
+        return 0.0;
+    }
+    let t = &s.topology;
+    let d = ranks as f64;
+    let volume = 2.0 * parameters * (d - 1.0) / d;
+    let layers = s.model.layers as f64;
+    let (passes, calls) = match t.zero {
+        3 => (3.0 * micros(s), 1.5 * micros(s) * layers),
+        _ => (2.0, layers / t.pipeline as f64),
+    };
+    let apart = apart.min(r.domain);
+    let domain = r.domain / apart;
+    let inside = passes * volume / r.bus;
+    let outside = if ranks <= domain {
+        0.0
+    } else {
+        // The more nodes, the smaller the pieces: fitted around eight.
+        let crowd = (8.0 * domain as f64 / d).powf(r.constant(T::Crowd));
+        let nodes = (r.domain / s.per_node) as f64;
+        let reached = nodes * r.network * r.constant(T::Replicas) * s.hardware.ring_share * crowd;
+        let packed = if s.power_sgd { POWER_SGD.1 } else { 1.0 };
+        passes * packed * volume * apart as f64 / reached
+    };
+    inside + outside + calls * r.constant(T::RingLatency) * 1e-6
+}
+
+fn optimizer(s: &Setup, [dense, experts]: [f64; 2], r: &Rates) -> f64 {
     let trainer = s.trainer();
-    let own = parameters / if s.topology.zero > 0 { s.topology.data as f64 } else { 1.0 };
+    let share = |ranks: usize| if s.topology.zero > 0 { ranks as f64 } else { 1.0 };
+    let own = dense / share(s.replicas()) + experts / share(s.expert_replicas());
+    let parameters = dense + experts;
     let eager_adafactor = s.moments == Moments::Adafactor && trainer.eager;
     let slow = if eager_adafactor { r.constant(T::EagerStep) } else { 1.0 };
     let compress = if s.power_sgd { POWER_SGD.0 } else { 0.0 };

@@ -6,6 +6,8 @@ use base::Problems;
 use estimate::counts::Counts;
 use estimate::hardware::{self, Hardware};
 use estimate::logs::StepMedians;
+use estimate::mixture::Degrees;
+use estimate::mixture::published::{self, Published};
 use estimate::setup::{Moments, Numbers, Offload, Program, Setup};
 use estimate::trainers::{self, Trainer};
 use manifest::{
@@ -17,6 +19,8 @@ use std::sync::LazyLock;
 pub const SHIPPED: &str = include_str!("../data/measured_runs.csv");
 pub const VTRAIN: &str = include_str!("../data/vtrain_open.csv");
 pub const PUBLIC: &str = include_str!("../data/public_open.csv");
+/// Published runs of mixtures of experts.
+pub const EXPERTS: &str = include_str!("../data/experts_open.csv");
 
 /// All shipped runs from which something can be learned.
 pub fn shipped() -> Vec<&'static Row> {
@@ -27,7 +31,17 @@ pub fn shipped() -> Vec<&'static Row> {
             .flat_map(|text| read(text, "shipped").expect("the shipped rows are well-formed"))
             .collect()
     });
-    ALL.iter().filter(|row| row.setup.is_ok()).collect()
+    let is_learned = |row: &&Row| row.setup.as_ref().is_ok_and(|setup| !setup.is_foreign());
+    ALL.iter().filter(is_learned).collect()
+}
+
+/// Shipped runs with experts or context parallelism, from which nothing is learned.
+pub fn foreign() -> Vec<Row> {
+    let tables = [PUBLIC, EXPERTS].into_iter();
+    let rows =
+        tables.flat_map(|text| read(text, "shipped").expect("the shipped rows are well-formed"));
+    rows.filter(|row| row.setup.as_ref().is_ok_and(Setup::is_foreign))
+        .collect()
 }
 
 const BLOOM_VOCAB: usize = 250_880;
@@ -270,13 +284,26 @@ fn simple_flops(s: &Setup) -> f64 {
     size * 8.0 * (s.model.seq_len * s.global) as f64
 }
 
-/// Reason why no formula applies to such a run.
-fn refusal(f: &Fields) -> Option<String> {
-    let more = |column: &str| f.number(column).filter(|n| *n > 1.0);
-    if let Some(ranks) = more("cp") {
-        return Some(format!("context parallelism over {ranks} ranks is not planned"));
+/// Published mixture of experts that a row names. A row with expert parallelism must name one.
+fn mixture(f: &Fields) -> Result<Option<&'static Published>, String> {
+    match (f.text("mixture"), f.number("ep").filter(|n| *n > 1.0)) {
+        ("", None) => Ok(None),
+        ("", Some(ranks)) => Err(format!(
+            "experts over {ranks} ranks: the column `mixture` names one of {}",
+            published::PUBLISHED
+                .iter()
+                .map(|row| row.name)
+                .collect::<Vec<_>>()
+                .join(", ")
+        )),
+        (name, _) => published::find(name).map(Some),
     }
-    more("ep").map(|ranks| format!("a mixture of experts over {ranks} ranks is not planned"))
+}
+
+/// Degrees of the columns `cp` and `ep`.
+fn degrees(f: &Fields) -> Degrees {
+    let [context, expert] = ["cp", "ep"].map(|column| f.count(column).unwrap_or(1));
+    Degrees { context, expert }
 }
 
 /// Program of a row, whose replica has so many ranks.
@@ -299,14 +326,15 @@ fn trainer(
 }
 
 fn setup(f: &Fields, given: Given) -> Result<Setup, String> {
-    if let Some(why) = refusal(f) {
-        return Err(why);
-    }
+    let mixture = mixture(f)?;
     let regime = f.text("regime");
     let hardware = given.hardware(f.text("hardware"), regime)?;
     let trainer = trainer(f, f.count("tp")? * f.count("pp")?, given.family)?;
     let topology = topology(f, trainer)?;
-    let model = model(f, topology.tensor)?;
+    let model = match mixture {
+        Some(named) => named.model(f.count("seq_len")?),
+        None => model(f, topology.tensor)?,
+    };
     if topology.pipeline > model.layers || model.layers > 10_000 {
         let stages = topology.pipeline;
         let layers = model.layers;
@@ -315,7 +343,7 @@ fn setup(f: &Fields, given: Given) -> Result<Setup, String> {
     let optimizer = f.text("optimizer").to_lowercase();
     let offload = f.text("offload");
     let waits = !f.text("notes").contains("async=yes") && f.text("date") != "2022-02-17";
-    Ok(Setup {
+    let setup = Setup {
         micro: f.count("mbs")?,
         global: f.count("gbs")?,
         numbers: numbers(f.text("precision"), trainer, hardware)?,
@@ -338,7 +366,13 @@ fn setup(f: &Fields, given: Given) -> Result<Setup, String> {
         counts: Counts::new(&model, topology.tensor),
         model,
         topology,
-    })
+        mixture: mixture.map(|named| named.mixture),
+        degrees: degrees(f),
+    };
+    match setup.degree_violations().first() {
+        Some(why) => Err(why.clone()),
+        None => Ok(setup),
+    }
 }
 
 fn numbers(text: &str, trainer: &Trainer, hw: &Hardware) -> Result<Numbers, String> {

@@ -1,5 +1,6 @@
 //! Scores of predictions against measurements.
 
+mod foreign;
 pub mod print;
 
 use super::fitted;

@@ -1,8 +1,8 @@
 //! Prints scores as text and as JSON.
 
 use super::{
-    Errors, Outcomes, Scored, has_printed_seconds, is_known_cluster, memory_errors, outcomes,
-    predict_left_out, regrets, score_all, sources_left_out, time_errors,
+    Errors, Outcomes, Scored, foreign, has_printed_seconds, is_known_cluster, memory_errors,
+    outcomes, predict_left_out, regrets, score_all, sources_left_out, time_errors,
 };
 use crate::cost::constants::{MEMORY, Prior, TIME};
 use crate::predictor::{Prediction, Predictor};
@@ -92,6 +92,14 @@ pub fn selftest() -> Printout {
     add_goals(&goals, &mut out);
     let title = "Before any row is seen (round numbers from data sheets and the literature):";
     add_summary(&prior, title, &mut out);
+    let named = foreign::errors();
+    let figures = named
+        .iter()
+        .map(|(name, errors)| (name.clone(), json!(errors)));
+    out.json["foreign"] = Value::Object(figures.collect());
+    let title =
+        "Published runs with context parallelism or experts (nothing is learned from them):";
+    out.table(errors_table(&named).titled(title));
     let title = "The topology that it picks, left out, against the best measured:";
     out.table(sweeps_table(&out_of_sight).titled(title));
     let constants = Predictor::shipped().constants();
