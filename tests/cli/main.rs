@@ -31,6 +31,7 @@
 //! | `estimate` | the planner's arithmetic against the formulas and worked examples of the field |
 //! | `estimate_own` | gptrain's own plan: the search, and suggested changes |
 //! | `estimate_pytorch` | the planner's counts against PyTorch's, of published models of all families |
+//! | `estimate_scale` | plans for more GPUs than were measured, and rings over nodes |
 //! | `estimate_applied` | every set of flags that the planner prints, applied to its manifest |
 //! | `estimate_cli` | `gptrain estimate`: relations between its answers, pages, this machine |
 //! | `estimate_verdicts` | whether plans fit; config.json; rows of changes; unknown programs and machines |
@@ -49,6 +50,7 @@ mod estimate_applied;
 mod estimate_cli;
 mod estimate_own;
 mod estimate_pytorch;
+mod estimate_scale;
 mod estimate_snapshots;
 mod estimate_verdicts;
 mod faults;

@@ -3,6 +3,7 @@
 
 use super::constants::T;
 use super::gemm;
+use estimate::rings;
 use estimate::setup::{Moments, Numbers, Setup};
 use manifest::Recompute;
 use model::{ParamSpec, TpSplit, table};
@@ -23,6 +24,10 @@ const ACCUMULATE: (f64, f64) = (6.0, 10.0);
 const STEP: f64 = 40.0;
 const POWER_SGD: (f64, f64) = (280.0, 0.45);
 const OFFLOADED: f64 = 24.0;
+/// Latency of a hop of DeepSpeed's rings, relative to NCCL's own: fitted to ZeRO-3 over 384, 1,120 and 1,536
+/// A100 (Narayanan et al. 2021, table 2). Of its other half, over 640, 768 and 2,240, the time is then
+/// within 10 %.
+const DEEPSPEED_HOPS: f64 = 3.6;
 /// Reference device of the constants: faster devices reach a smaller share of their peak.
 const A100: f64 = 312e12;
 /// Factor of kernels for op-by-op PyTorch, whose layers have more kernels than others'.
@@ -388,12 +393,27 @@ fn data_parallel(s: &Setup, parameters: f64, computation: f64, r: &Rates) -> f64
         let packed = if s.power_sgd { POWER_SGD.1 } else { 1.0 };
         passes * packed * volume * tensor as f64 / reached
     };
-    let all = inside + outside + calls * r.constant(T::RingLatency) * 1e-6;
+    let latency = calls * r.constant(T::RingLatency) * 1e-6;
+    let all = inside + outside + latency + gather_hops(s, domain);
     if !s.trainer().overlap {
         return all;
     }
     let hidden = r.constant(T::Hidden).min(1.0) * all;
     all - hidden + (hidden - computation).max(0.0)
+}
+
+/// Latency of the rings over nodes that gather a step's weights and scatter its gradients under ZeRO 3.
+/// DeepSpeed has one for each matrix, the other programs one for each layer. `domain` is the number of
+/// replicas that fast links join.
+fn gather_hops(s: &Setup, domain: usize) -> f64 {
+    let t = &s.topology;
+    if t.zero < 3 || t.data <= domain {
+        return 0.0;
+    }
+    let deepspeed = DEEPSPEED_HOPS * products(s).len() as f64;
+    let rings = if s.trainer().deepspeed { deepspeed } else { 1.0 };
+    let calls = 3.0 * micros(s) * s.model.layers as f64;
+    calls * rings * rings::gather_latency(t.data, domain)
 }
 
 fn optimizer(s: &Setup, parameters: f64, r: &Rates) -> f64 {
