@@ -30,6 +30,7 @@
 //! | `report` | the record of a run on disk: metrics, TensorBoard, the page, after kills and damage |
 //! | `estimate` | the planner's arithmetic against the formulas and worked examples of the field |
 //! | `estimate_own` | gptrain's own plan: the search, and suggested changes |
+//! | `estimate_parts` | what each part of the predictor of other programs carries, by leaving it out |
 //! | `estimate_pytorch` | the planner's counts against PyTorch's, of published models of all families |
 //! | `estimate_scale` | plans for more GPUs than were measured, and rings over nodes |
 //! | `estimate_applied` | every set of flags that the planner prints, applied to its manifest |
@@ -49,6 +50,7 @@ mod estimate;
 mod estimate_applied;
 mod estimate_cli;
 mod estimate_own;
+mod estimate_parts;
 mod estimate_pytorch;
 mod estimate_scale;
 mod estimate_snapshots;
