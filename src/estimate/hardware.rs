@@ -1,6 +1,7 @@
 //! Table of devices and their machines (`hardware.yaml`).
 
 use super::parts::{Part, PartSeconds};
+use super::rings;
 use base::Problems;
 use base::busy::Busy;
 use device::{ATTENTION, ATTENTION_BACKWARD, FP8_PRODUCT, Work};
@@ -85,6 +86,9 @@ pub struct Hardware {
     /// Measured links; not in the table.
     #[serde(skip)]
     pub links: Links,
+    /// Devices of the measurements of gptrain; 0 without any; not in the table.
+    #[serde(skip)]
+    pub measured_devices: usize,
     /// Factor of an op over its seconds by the shares of peak and bandwidth, by name; 1 without an entry.
     /// In f32, and with activations of 16 bits.
     #[serde(default)]
@@ -182,8 +186,10 @@ fn as_planned() -> PartSeconds {
 
 /// Half the error bar for a device without measurements of gptrain. The bar is 65 %: nine in ten measured
 /// steps of other programs are within it of an estimate by data sheets alone (benches/LOG.md).
+pub const UNMEASURED: f64 = 0.325;
+
 fn unmeasured() -> f64 {
-    0.325
+    UNMEASURED
 }
 
 /// Half the error bar for a device whose products and memory were measured.
@@ -196,6 +202,8 @@ pub struct Links {
     pub bus: Option<Link>,
     /// Link between devices of different nodes.
     pub network: Option<Link>,
+    /// Link of a device in a ring of replicas over nodes, and the number of those nodes.
+    pub ring: Option<(Link, usize)>,
 }
 
 /// Link on which n bytes take latency + n/bandwidth.
@@ -298,6 +306,31 @@ impl Hardware {
             (self.links.network, self.bus_gb_s.min(self.network_gb_s / groups as f64))
         };
         measured.unwrap_or(Link { latency_us: 0.0, gb_s: sheet * LINK_SHARE })
+    }
+
+    /// Link of a device to the next in a ring of replicas over so many nodes, if so many groups of a node use
+    /// its adapters at once: the measured one, or `ring_share` of the adapters; slower by contention.
+    pub fn ring_link(&self, groups: usize, nodes: usize) -> Link {
+        let slower = |link: Link, measured: usize| {
+            let times = rings::contention(nodes) / rings::contention(measured.max(1));
+            Link { gb_s: link.gb_s * times.min(1.0), ..link }
+        };
+        match self.links {
+            Links { ring: Some((link, measured)), .. } => slower(link, measured),
+            Links { network: Some(link), .. } => slower(link, 1),
+            _ => {
+                let share = (self.ring_share / LINK_SHARE).min(1.0);
+                let link = self.link(false, groups);
+                let ring = share * LINK_SHARE * self.network_gb_s / groups as f64;
+                slower(Link { gb_s: link.gb_s.min(ring), ..link }, 1)
+            }
+        }
+    }
+
+    /// Whether rings of replicas over nodes are slower than their adapters, by the table or a setting.
+    pub fn has_slow_rings(&self) -> bool {
+        let links = self.links;
+        self.ring_share < LINK_SHARE && links.ring.is_none() && links.network.is_none()
     }
 }
 

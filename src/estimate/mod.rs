@@ -9,6 +9,7 @@ pub mod request;
 pub mod setup;
 pub mod parts;
 pub mod hardware;
+pub mod rings;
 pub mod machine;
 pub mod trainers;
 pub mod shapes;

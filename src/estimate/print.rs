@@ -6,6 +6,7 @@ use super::deepspeed::states;
 use super::gptrain::advisor::{Advisor, Change};
 use super::gptrain::compression;
 use super::gptrain::prices::TRAFFIC;
+use super::gptrain::slow_rings;
 use super::rates::{simple_days, simple_factor};
 use super::verdict::{self, MemoryFit};
 use super::view::{GIB, Stage, Terms, View};
@@ -412,7 +413,9 @@ fn cost(d: &Days, terms: &Terms, out: &mut Printout) {
 /// Advice for gptrain's own plan: changes that make it fit if it does not, else faster plans, in the
 /// order in which they are tried.
 pub fn advise_own(v: &View, advisor: &Advisor, out: &mut Printout) {
-    if let Some(line) = compression::describe(advisor.manifest, &v.setup) {
+    let rings = slow_rings::describe(advisor.manifest, &v.setup);
+    let compressed = compression::describe(advisor.manifest, &v.setup);
+    for line in rings.into_iter().chain(compressed) {
         out.line(line);
     }
     let fits = v.verdict() == MemoryFit::Fits;

@@ -289,7 +289,7 @@ pub fn for_gptrain(m: &Manifest, setup: Setup, terms: Terms) -> View {
         parts,
         seconds,
         stage_seconds,
-        seconds_error: dry_run::error(setup.hardware),
+        seconds_error: dry_run::error(setup.hardware, setup.ranks()),
         days: plan_run(&m.schedule(), terms.samples, &setup, &mut |s| shapes.seconds(s)),
         terms,
         setup,

@@ -30,7 +30,9 @@
 //! | `report` | the record of a run on disk: metrics, TensorBoard, the page, after kills and damage |
 //! | `estimate` | the planner's arithmetic against the formulas and worked examples of the field |
 //! | `estimate_own` | gptrain's own plan: the search, and suggested changes |
+//! | `estimate_parts` | what each part of the predictor of other programs carries, by leaving it out |
 //! | `estimate_pytorch` | the planner's counts against PyTorch's, of published models of all families |
+//! | `estimate_scale` | plans for more GPUs than were measured, and rings over nodes |
 //! | `estimate_applied` | every set of flags that the planner prints, applied to its manifest |
 //! | `estimate_cli` | `gptrain estimate`: relations between its answers, pages, this machine |
 //! | `estimate_experts` | plans of other programs with experts and context parallelism |
@@ -50,7 +52,9 @@ mod estimate_applied;
 mod estimate_cli;
 mod estimate_experts;
 mod estimate_own;
+mod estimate_parts;
 mod estimate_pytorch;
+mod estimate_scale;
 mod estimate_snapshots;
 mod estimate_verdicts;
 mod faults;

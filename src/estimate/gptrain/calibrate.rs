@@ -8,14 +8,14 @@ use super::prices::Prices;
 use super::{drift, dry_run};
 use crate::hardware::{HOST_SHARE, Hardware, Link, Links, Shares};
 use crate::logs::Log;
-use crate::measured::{LATENCY_BYTES, Measured};
+use crate::measured::{GroupSpeed, LATENCY_BYTES, Measured};
 use crate::parts::{Part, PartSeconds, PartTable};
 use crate::setup::Setup;
 use base::Problems;
 use device::Work;
 use manifest::Manifest;
 use plan::robust::{NORMAL, median};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The plan's setup, with what was measured in place of the hardware table's constants. `name` is
 /// the document's file.
@@ -55,7 +55,8 @@ pub fn learn(found: &Measured, name: &str, m: &Manifest, setup: Setup) -> Result
         ops: ops(found, hw, shares),
         host_gb_s: host(found).map_or(hw.host_gb_s, |measured| measured / HOST_SHARE),
         link_gb_s: transfers(found).unwrap_or(hw.link_gb_s),
-        links: Links { bus: link(found, true), network: link(found, false) },
+        links: Links { bus: link(found, true), network: link(found, false), ring: ring(found) },
+        measured_devices: found.ranks.len(),
         uncertainty: uncertainty_on_busy(found.busy_share, 1.0),
         ..hw.clone()
     };
@@ -169,7 +170,13 @@ pub fn slowdown(
     }
     let hw = setup.hardware;
     let slowdown = hw.slowdown * slowdown;
-    let learned = Hardware { slowdown, scatter, uncertainty: LEARNED, ..hw.clone() };
+    let learned = Hardware {
+        slowdown,
+        scatter,
+        uncertainty: LEARNED,
+        measured_devices: setup.ranks(),
+        ..hw.clone()
+    };
     Ok((Setup { hardware: learned.leak(), ..setup }, line))
 }
 
@@ -252,12 +259,32 @@ fn link(found: &Measured, in_node: bool) -> Option<Link> {
     (latency_us.is_finite() && gb_s.is_finite()).then_some(Link { latency_us, gb_s })
 }
 
+/// Link of a rank in a ring of replicas over nodes: the bus bandwidth of the collectives of the kind `data`
+/// at their largest size, the median over ops; and the number of measured nodes. None without measurements.
+fn ring(found: &Measured) -> Option<(Link, usize)> {
+    let sums = |row: &&GroupSpeed| !row.in_node && row.group == "data" && row.op != "send_recv";
+    let most = found
+        .groups
+        .iter()
+        .filter(sums)
+        .map(|row| row.bytes)
+        .max()?;
+    let largest = found
+        .groups
+        .iter()
+        .filter(sums)
+        .filter(|row| row.bytes == most);
+    let gb_s = median(largest.map(|row| row.busbw_gb_s));
+    let latency_us = link(found, false).map_or(0.0, |link| link.latency_us);
+    let nodes: BTreeSet<&str> = found.ranks.iter().map(|rank| &*rank.node).collect();
+    (most > LATENCY_BYTES).then_some((Link { latency_us, gb_s }, nodes.len()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::hardware;
     use crate::logs;
-    use crate::measured::GroupSpeed;
     use crate::measured::RankSpeeds;
     use crate::measured::{FORMAT, Product};
     use crate::setup::Program;
@@ -331,6 +358,11 @@ train: {samples: 800}
                 row(true, "all_reduce", 1 << 22, 1.0, 6.0),
                 row(false, "send_recv", 1024, 30e-6, 0.1),
                 row(false, "all_gather", 1 << 20, 1.0, 0.5),
+                GroupSpeed {
+                    group: "pipeline edge".into(),
+                    ..row(false, "send_recv", 1 << 20, 1.0, 0.9)
+                },
+                GroupSpeed { group: "world".into(), ..row(false, "all_reduce", 1 << 20, 1.0, 0.7) },
             ],
             units: "nodes".into(),
             pairs: Vec::new(),
@@ -361,7 +393,10 @@ train: {samples: 800}
         near(hw.links.bus.unwrap().gb_s, 5.0); // between 4 and 6, at the largest sizes
         let network = hw.links.network.unwrap();
         near(network.latency_us, 30.0);
-        near(network.gb_s, 0.5);
+        near(network.gb_s, 0.7); // between 0.5 and 0.9
+        let (ring, nodes) = hw.links.ring.unwrap();
+        near(ring.gb_s, 0.5); // the gather's, not the message's
+        assert_eq!((ring.latency_us, nodes), (network.latency_us, 2));
         assert_eq!(learned.per_node, 2);
     }
 
@@ -441,7 +476,7 @@ train: {samples: 800}
         let (learned, said) = slowdown(&log, "metrics.jsonl", &m, base).unwrap();
         near(dry_run::seconds(&stages, &learned), half);
         assert!(said.contains("learned from 3 steps: they took 2.00 times"), "{said}");
-        assert!(dry_run::error(learned.hardware) <= 0.1);
+        assert!(dry_run::error(learned.hardware, 1) <= 0.1);
     }
 
     /// A grid's run whose products take twice what is planned has that factor, and no other.
@@ -465,6 +500,26 @@ train: {samples: 800}
         assert!(!said.contains("tensor collectives"), "hidden beside computation: {said}");
     }
 
+    /// A plan for as many devices as were measured has the bar of a measured machine, and one for more a
+    /// wider one, up to that of a machine without measurements.
+    #[test]
+    fn a_bar_grows_beyond_the_measured_devices() {
+        let m = planned(&[]);
+        let gpu = Setup { hardware: hardware::find("h100-80g", "test").unwrap(), ..setup(&m) };
+        let found = Measured { hardware: None, ..measured() };
+        let learned = learn(&found, "bench.json", &m, gpu.clone())
+            .unwrap()
+            .hardware;
+        let devices = learned.measured_devices;
+        assert_eq!(devices, measured().ranks.len());
+        let bars =
+            [devices, 8 * devices, 64 * devices, 1 << 20].map(|n| dry_run::error(learned, n));
+        near(bars[0], 0.2);
+        assert!(bars.is_sorted() && bars[1] > 0.22, "{bars:?}");
+        near(dry_run::error(learned, usize::MAX), dry_run::error(gpu.hardware, usize::MAX));
+        near(dry_run::error(gpu.hardware, 1 << 20), 0.65);
+    }
+
     /// Half of a machine was free, so what is measured may be half of what it can do.
     #[test]
     fn a_busy_machine_widens_the_bar() {
@@ -474,7 +529,7 @@ train: {samples: 800}
             let learned = learn(&found, "bench.json", &m, setup(&m)).unwrap();
             let said = line(&found, &learned).contains("other programs had 50 % of the machine");
             assert_eq!(said, busy_share > 0.0);
-            dry_run::error(learned.hardware)
+            dry_run::error(learned.hardware, 1)
         };
         near(error(0.0), 0.2);
         near(error(0.5), 0.2 + 1.0);

@@ -5,7 +5,6 @@ use super::prices::{self, Prices};
 use crate::setup::Setup;
 use base::Bytes;
 use manifest::{Manifest, Topology};
-use plan::grid::GRADIENT_AXES;
 
 /// Sums of gradients with and without compression, on the stage that sends most of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -60,8 +59,7 @@ impl CompressionGain {
 
     /// Bandwidth of a rank to replicas on the setup's machines, in Gb/s.
     pub fn bandwidth(setup: &Setup) -> f64 {
-        let grid = setup.topology.grid();
-        8.0 * prices::link(setup, &grid.group(grid.first(), GRADIENT_AXES)).gb_s
+        8.0 * prices::replica_link(setup).gb_s
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::overlap::{self, Overlap};
 use super::prices::{Prices, TRAFFIC};
-use crate::hardware::{HOST_SHARE, Hardware};
+use crate::hardware::{HOST_SHARE, Hardware, UNMEASURED};
 use crate::setup::Setup;
 use base::Bytes;
 use comm::dry::{self, Event, Journal, WaitPoint};
@@ -489,9 +489,18 @@ pub fn host_seconds(work: &Tally, s: &Setup) -> f64 {
     copies.into_iter().fold(passes, f64::max)
 }
 
-/// The share of its prediction that a step's time is within, nine times in ten.
-pub fn error(hw: &Hardware) -> f64 {
-    2.0 * hw.scatter.max(hw.uncertainty)
+/// Growth of a measured machine's uncertainty for each e-fold of devices above the measured ones. With other
+/// programs' runs above 16, 32 … 256 devices left out, 94 to 98 % of these are within bars that grow so.
+const LARGER: f64 = 0.05;
+
+/// The share of its prediction that a step's time on so many devices is within, nine times in ten.
+pub fn error(hw: &Hardware, devices: usize) -> f64 {
+    let measured = hw.scatter.max(hw.uncertainty);
+    let times = devices as f64 / hw.measured_devices as f64;
+    if hw.is_local || hw.measured_devices == 0 || times <= 1.0 {
+        return 2.0 * measured;
+    }
+    2.0 * measured.max(measured.hypot(LARGER * times.ln()).min(UNMEASURED))
 }
 
 /// The stage whose first rank reserves most.

@@ -218,7 +218,7 @@ fn readings_of_a_busy_machine_widen_the_bar_and_are_noted() {
     let busy = row([0.0, 2.0]);
     assert_eq!((busy.peak_tflops, busy.hbm_gb_s), (idle.peak_tflops, idle.hbm_gb_s));
     near(busy.uncertainty, MEASURED + 1.0);
-    near(super::dry_run::error(&busy), 2.0 * (MEASURED + 1.0));
+    near(super::dry_run::error(&busy, 1), 2.0 * (MEASURED + 1.0));
     let notes = busy.notes("gptrain", 1.0);
     assert_eq!(notes.len(), 1, "{notes:?}");
     assert!(notes[0].contains("other programs keep 1.0 of its 4 processors"), "{notes:?}");

@@ -13,4 +13,5 @@ pub mod drift;
 pub mod calibrate;
 pub mod tuned_cuts;
 pub mod compression;
+pub mod slow_rings;
 pub mod local_cpu;

@@ -4,13 +4,45 @@ use super::overlap::TimedEvent;
 use crate::hardware::{CPU, Hardware, Link, Shares};
 pub use crate::parts::TRAFFIC;
 use crate::parts::{Part, PartSeconds};
+use crate::rings;
 use crate::setup::Setup;
+use comm::Op;
 use comm::dry::{Event, Sent, Volume};
 use device::{Tally, Work};
 use plan::grid::{GRADIENT_AXES, SHARES, STAGES};
 
 /// Row of replicas in `TRAFFIC`.
 const DATA: usize = 2;
+
+/// Seconds of the hops of a ring of replicas over nodes, for each gather or scatter and for each sum. 0
+/// within a node, where they are short beside the bytes.
+#[derive(Clone, Copy, Default)]
+struct Hops {
+    gather: f64,
+    sum: f64,
+}
+
+impl Hops {
+    fn new(s: &Setup, members: &[usize]) -> Hops {
+        let on_node = count_on_node(s, members);
+        // A CPU's latency is measured for a whole collective.
+        if on_node == members.len() || s.hardware.name == CPU {
+            return Hops::default();
+        }
+        Hops {
+            gather: rings::gather_latency(members.len(), on_node),
+            sum: rings::sum_latency(members.len(), on_node),
+        }
+    }
+
+    fn seconds(self, op: Op) -> f64 {
+        match op {
+            Op::AllGather | Op::ReduceScatter => self.gather,
+            Op::AllReduce => self.sum,
+            Op::Send | Op::Recv => 0.0,
+        }
+    }
+}
 
 /// Speeds of a setup's device and links.
 #[derive(Clone, Copy)]
@@ -19,6 +51,7 @@ pub struct Prices<'a> {
     shares: Shares,
     /// By the rows of `TRAFFIC`: whether within a node, and how fast.
     links: [(bool, Link); TRAFFIC.len()],
+    hops: Hops,
     /// Factors of each part's seconds, by `Part::ALL`.
     factors: PartSeconds,
 }
@@ -31,9 +64,12 @@ impl<'a> Prices<'a> {
         let grid = s.topology.grid();
         let groups =
             [SHARES, STAGES, GRADIENT_AXES, STAGES].map(|axes| grid.group(grid.first(), axes));
-        let links =
-            groups.map(|members| (count_on_node(s, &members) == members.len(), link(s, &members)));
-        Prices { hw, shares: hw.shares().divide_among(ranks), links, factors: hw.parts }
+        let hops = Hops::new(s, &groups[DATA]);
+        let mut links = groups
+            .each_ref()
+            .map(|members| (count_on_node(s, members) == members.len(), link(s, members)));
+        links[DATA].1 = replica_link(s);
+        Prices { hw, shares: hw.shares().divide_among(ranks), links, hops, factors: hw.parts }
     }
 
     /// Prices with links between replicas that are faster by this factor.
@@ -57,9 +93,11 @@ impl<'a> Prices<'a> {
         (seconds + work.calls * self.hw.launch_us * 1e-6) * self.hw.slowdown * factor
     }
 
-    fn message(&self, row: usize, sent: &Sent) -> f64 {
+    fn message(&self, row: usize, op: Op, sent: &Sent) -> f64 {
         let (_, link) = self.links[row];
-        let seconds = sent.calls * link.latency_us * 1e-6 + sent.bytes / (link.gb_s * 1e9);
+        let hops = if row == DATA { self.hops.seconds(op) } else { 0.0 };
+        let latency = sent.calls * (link.latency_us * 1e-6 + hops);
+        let seconds = latency + sent.bytes / (link.gb_s * 1e9);
         seconds * self.hw.slowdown * self.factors[Part::from_traffic(row) as usize]
     }
 
@@ -72,7 +110,7 @@ impl<'a> Prices<'a> {
     pub fn messages(&self, messages: &Volume) -> f64 {
         messages
             .iter()
-            .map(|((group, _), sent)| self.message(row(group), sent))
+            .map(|((group, op), sent)| self.message(row(group), *op, sent))
             .sum()
     }
 
@@ -86,7 +124,7 @@ impl<'a> Prices<'a> {
             let ours = messages
                 .iter()
                 .filter(|((group, _), _)| rows.contains(&row(group)));
-            ours.map(|((group, _), sent)| self.message(row(group), sent))
+            ours.map(|((group, op), sent)| self.message(row(group), *op, sent))
                 .sum::<f64>()
         };
         vec![
@@ -109,10 +147,11 @@ impl<'a> Prices<'a> {
     pub fn time(&self, event: &Event) -> TimedEvent {
         match event {
             Event::Compute(ops) => TimedEvent::Compute(self.ops(ops)),
-            Event::Send { group, sent, wait, .. } => {
+            Event::Send { group, op, sent, wait } => {
                 let row = row(group);
                 let (in_node, _) = self.links[row];
-                TimedEvent::Send { wait: *wait, row, in_node, seconds: self.message(row, sent) }
+                let seconds = self.message(row, *op, sent);
+                TimedEvent::Send { wait: *wait, row, in_node, seconds }
             }
             Event::Finish(number) => TimedEvent::Finish(*number),
         }
@@ -133,6 +172,18 @@ fn count_on_node(s: &Setup, members: &[usize]) -> usize {
         .iter()
         .filter(|rank| node(rank) == node(&members[0]))
         .count()
+}
+
+/// Link of a rank to the next of its replicas.
+pub fn replica_link(s: &Setup) -> Link {
+    let grid = s.topology.grid();
+    let members = grid.group(grid.first(), GRADIENT_AXES);
+    let on_node = count_on_node(s, &members);
+    if on_node == members.len() {
+        return link(s, &members);
+    }
+    let nodes = members.len().div_ceil(on_node);
+    s.hardware.ring_link(s.per_node.div_ceil(on_node), nodes)
 }
 
 /// Link of a rank to the next of its group. The members of a group on one node are in one ring, which

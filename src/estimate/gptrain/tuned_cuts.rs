@@ -79,6 +79,7 @@ pub fn learn(
         slowdown: hardware.slowdown * slowdown,
         scatter: NORMAL * median(errors.iter().copied()),
         uncertainty: LEARNED,
+        measured_devices: cuts.iter().map(|cut| cut.setup.ranks()).max().unwrap_or(0),
         ..hardware.clone()
     };
     let line = describe(&cuts, parts, slowdown, median(errors), worst, ours);

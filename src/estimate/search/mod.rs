@@ -102,7 +102,7 @@ impl<'a> Planner<'a> {
                 let around = setup.hardware.context_mib * 1048576.0;
                 let candidate = Candidate {
                     seconds: dry_run::seconds(&stages, &setup),
-                    seconds_error: dry_run::error(setup.hardware),
+                    seconds_error: dry_run::error(setup.hardware, setup.ranks()),
                     bytes: dry_run::peak(&stages).1.0 as f64 + around,
                     verdict: MemoryFit::Fits,
                     setup,

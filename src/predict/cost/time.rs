@@ -4,6 +4,7 @@
 use super::constants::T;
 use super::gemm;
 use estimate::mixture::Degrees;
+use estimate::rings;
 use estimate::setup::{Moments, Numbers, Setup};
 use manifest::Recompute;
 use model::{ParamSpec, TpSplit, table};
@@ -34,6 +35,10 @@ const ROW: [(f64, f64); 2] = [(24.0, 36.0), (10.0, 16.0)];
 const EXPERT_LAUNCHES: f64 = 3.0;
 /// Rate of grouped products beside single ones' on the same tiles: fitted to every second published row.
 const EXPERT_PRODUCTS: f64 = 0.77;
+/// Latency of a hop of DeepSpeed's rings, relative to NCCL's own: fitted to ZeRO-3 over 384, 1,120 and 1,536
+/// A100 (Narayanan et al. 2021, table 2). Of its other half, over 640, 768 and 2,240, the time is then
+/// within 10 %.
+const DEEPSPEED_HOPS: f64 = 3.6;
 /// Reference device of the constants: faster devices reach a smaller share of their peak.
 const A100: f64 = 312e12;
 /// Factor of kernels for op-by-op PyTorch, whose layers have more kernels than others'.
@@ -480,6 +485,7 @@ fn data_parallel(s: &Setup, [dense, experts]: [f64; 2], computation: f64, r: &Ra
     if experts > 0.0 {
         all += replica_sums(s, experts, (s.expert_replicas(), expert), r);
     }
+    all += gather_hops(s, r.domain / s.topology.tensor.min(r.domain));
     if !s.trainer().overlap {
         return all;
     }
@@ -514,6 +520,19 @@ fn replica_sums(s: &Setup, parameters: f64, (ranks, apart): (usize, usize), r: &
         passes * packed * volume * apart as f64 / reached
     };
     inside + outside + calls * r.constant(T::RingLatency) * 1e-6
+}
+
+/// Latency of the rings over nodes that gather a step's weights and scatter its gradients under ZeRO 3.
+/// DeepSpeed has one for each matrix, the other programs one for each layer. `domain` is the number of
+/// replicas that fast links join.
+fn gather_hops(s: &Setup, domain: usize) -> f64 {
+    if s.topology.zero < 3 || s.replicas() <= domain {
+        return 0.0;
+    }
+    let deepspeed = DEEPSPEED_HOPS * products(s).len() as f64;
+    let rings = if s.trainer().deepspeed { deepspeed } else { 1.0 };
+    let calls = 3.0 * micros(s) * s.model.layers as f64;
+    calls * rings * rings::gather_latency(s.replicas(), domain)
 }
 
 fn optimizer(s: &Setup, [dense, experts]: [f64; 2], r: &Rates) -> f64 {

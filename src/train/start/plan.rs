@@ -152,7 +152,8 @@ impl<'a> StartPlan<'a> {
             .map_or(String::new(), |(_, all)| format!(" of {all}"));
         let basis = if self.hardware.is_unmeasured() { ", a forecast" } else { "" };
         let name = &self.hardware.name;
-        let time = self.time(&words::with_bar(self.step, dry_run::error(self.hardware)));
+        let bar = dry_run::error(self.hardware, self.m.topology.ranks());
+        let time = self.time(&words::with_bar(self.step, bar));
         format!("plan for {name}{basis}: {time}; {needed}{memory} on the fullest GPU")
     }
 

@@ -141,6 +141,39 @@ fn no_more_is_overlapped_than_there_is_beside_it() {
     }
 }
 
+/// Rings of replicas over nodes reach `ring_share` of the adapters, and less over more than eight nodes; each
+/// gather of ZeRO 3 waits for a hop to every other replica, which messages within a node do not.
+#[test]
+fn rings_over_nodes_have_their_share_and_their_hops() {
+    let hw = crate::hardware::find("h100-80g", "").unwrap();
+    let seconds = |sets: &[&str], ring_share: f64| {
+        let m = planned(sets);
+        let hw = Hardware { ring_share, ..hw.clone() }.leak();
+        let s = Setup::new(&m, crate::setup::Program::Gptrain, hw);
+        let messages = &stages(&m)[0].work.micro.messages;
+        (Prices::new(&s).messages(messages), prices::replica_link(&s).gb_s)
+    };
+    let zero3 = |data: usize| {
+        let sets = [format!("topology.data={data}"), "topology.zero=3".into()];
+        let global = format!("batch.global={}", 2 * data);
+        let samples = "train.samples=1000000".to_string();
+        let sets = [&sets[0], &sets[1], &global, &samples].map(String::as_str);
+        [1.0, 0.35, 0.1].map(|share| seconds(&sets, share))
+    };
+    let node = zero3(8);
+    assert!(node.iter().all(|(_, gb_s)| *gb_s == node[0].1), "one node: {node:?}");
+    let [full, third, tenth] = zero3(16);
+    let close = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-9, "{a}, not {b}");
+    close(full.1, 0.7 * hw.network_gb_s);
+    close(third.1, 0.35 * hw.network_gb_s);
+    close(tenth.1, 0.1 * hw.network_gb_s);
+    assert!(full.0 < third.0 && third.0 < tenth.0);
+    close(zero3(128)[0].1 / full.1, crate::rings::contention(16));
+    // The model is small, so that hops are all of its gathers' time: 8 times the ranks, 8 times the time.
+    let times = zero3(1024)[0].0 / zero3(128)[0].0;
+    assert!((7.0..9.0).contains(&times), "{times} times the time");
+}
+
 /// Asynchronous messages save the hidden time minus the part that appears again while the pipeline fills,
 /// as the difference of orders with and without them in `plan::timeline`.
 #[test]
