@@ -12,7 +12,7 @@ fn number(value: &Value, place: &str) -> f64 {
 }
 
 /// Qwen3-30B-A3B as its config.json says it.
-const QWEN: &str = r#"{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 128,
+pub const QWEN: &str = r#"{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 128,
 "decoder_sparse_step": 1, "hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 40960,
 "mlp_only_layers": [], "moe_intermediate_size": 768, "num_attention_heads": 32, "num_experts": 128,
 "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4, "vocab_size": 151936,
