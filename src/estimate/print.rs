@@ -18,6 +18,9 @@ use serde_json::{Map, Value, json};
 
 const MIB: f64 = 1048576.0;
 
+/// Bar of the time from which the summary says how to narrow it.
+const DOUBTFUL: f64 = 0.5;
+
 /// Width of a plan's text.
 const COLUMNS: usize = 100;
 
@@ -113,6 +116,15 @@ fn headline(v: &View, out: &mut Printout) {
         }
     };
     out.push_indented(notes);
+    if v.planned_seconds.is_none() && v.seconds_error >= DOUBTFUL {
+        out.line(format!(
+            "  Measure two steps, then plan: --calibrate ({}) narrows this bar.",
+            match v.program {
+                "gptrain" => "`gptrain bench`, a run's metrics",
+                _ => "a log, a table of runs",
+            }
+        ));
+    }
     out.push_indented(named_size_note(&v.name, &v.setup.model));
 }
 

@@ -43,6 +43,11 @@ impl Time {
         self.parts.iter().map(|(_, seconds)| seconds).sum()
     }
 
+    /// Seconds of sums and gathers over replicas.
+    pub fn data_parallel(&self) -> f64 {
+        self.parts[BUBBLE + 1].1
+    }
+
     /// Share by which the whole grows if a part doubles. The bubble consists of a micro-batch's parts,
     /// and counts for these too.
     pub fn shares(&self) -> Vec<f64> {
@@ -71,6 +76,9 @@ struct Rates<'a> {
     /// Bandwidth of element-wise work, which op-by-op PyTorch does in more passes.
     elements: f64,
     scores: f64,
+    /// Factor of all that a micro-batch computes, and of what sums over nodes reach of the network.
+    unfused: f64,
+    ring: f64,
     /// Bandwidth between devices of a node, per device; and of all adapters of a node.
     bus: f64,
     network: f64,
@@ -103,7 +111,11 @@ impl Rates<'_> {
         };
         let memory = hw.hbm_gb_s * 1e9 * constant(T::Hbm) * wide;
         let eager = if s.trainer().eager { constant(T::Eager) } else { 1.0 };
+        let unfused = s.trainer().unfused && !s.keeps_no_scores();
+        let if_unfused = |c: T| if unfused { constant(c) } else { 1.0 };
         Rates {
+            unfused: if_unfused(T::Unfused),
+            ring: s.hardware.ring_share * if_unfused(T::UnfusedRing),
             k,
             products: cooled(blocks) * constant(T::Gemm),
             head: cooled(peak) * constant(T::Gemm),
@@ -292,7 +304,8 @@ fn layer(s: &Setup, products: Products, r: &Rates) -> Work {
             + r.constant(T::Scores) * scores * stored / r.scores,
         launch: 0.0,
         tensor: tensor_sums(s, elements, r),
-    };
+    }
+    .times(r.unfused);
     if s.blocking {
         Work { launch: r.constant(T::Launch) * 1e-3, ..work }
     } else {
@@ -335,6 +348,7 @@ fn head(s: &Setup, products: Products, r: &Rates) -> Work {
         elements: (rows * v) as f64 * LOGIT / r.elements,
         ..Work::default()
     }
+    .times(r.unfused)
 }
 
 /// A micro-batch over one boundary between stages, there and back. Every tensor rank sends a whole
@@ -384,7 +398,7 @@ fn data_parallel(s: &Setup, parameters: f64, computation: f64, r: &Rates) -> f64
         // The more nodes, the smaller the pieces: fitted around eight.
         let crowd = (8.0 * domain as f64 / d).powf(r.constant(T::Crowd));
         let nodes = (r.domain / s.per_node) as f64;
-        let reached = nodes * r.network * r.constant(T::Replicas) * s.hardware.ring_share * crowd;
+        let reached = nodes * r.network * r.constant(T::Replicas) * r.ring * crowd;
         let packed = if s.power_sgd { POWER_SGD.1 } else { 1.0 };
         passes * packed * volume * tensor as f64 / reached
     };
