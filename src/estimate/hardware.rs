@@ -21,6 +21,11 @@ pub struct Hardware {
     #[serde(default)]
     pub also: Vec<String>,
     pub about: String,
+    /// Machines of alike processors, which share what is learned of a program.
+    pub family: String,
+    /// Cluster, if several rows are of one.
+    #[serde(default)]
+    pub site: Option<String>,
     /// Peak of one device, dense, in 16 bits.
     pub peak_tflops: f64,
     /// Peak TFLOP/s in 8-bit and in 4-bit floats; 0 if unsupported.
@@ -80,6 +85,9 @@ pub struct Hardware {
     /// Prefix of the periods of measured runs on this machine.
     #[serde(default)]
     pub periods: Vec<String>,
+    /// Prefixes of those in which launches did not wait.
+    #[serde(default)]
+    pub async_periods: Vec<String>,
     /// Row of the table from which a machine of the user's own differs; not in the table.
     #[serde(skip)]
     pub measured_as: Option<String>,
@@ -232,6 +240,39 @@ impl Hardware {
         self.measured_as.as_deref().unwrap_or(&self.name)
     }
 
+    /// Cluster on which it was measured.
+    pub fn site(&self) -> &str {
+        self.site.as_deref().unwrap_or(self.measured_as())
+    }
+
+    /// Whether launches of measured runs in this period waited for the kernel before.
+    pub fn waited(&self, period: &str) -> bool {
+        let mut others = self.async_periods.iter();
+        self.blocking && !others.any(|begin| period.starts_with(begin))
+    }
+
+    /// Whether another machine is at least as good in every column of speed.
+    pub fn is_exceeded_by(&self, other: &Hardware) -> bool {
+        let columns = |hw: &Hardware| {
+            [
+                hw.peak_tflops,
+                hw.hbm_gb_s,
+                hw.memory_gib,
+                hw.bus_gb_s,
+                hw.network_gb_s,
+                hw.ring_share,
+                hw.per_node as f64,
+                hw.link_domain.max(hw.per_node) as f64,
+                f64::from(u8::from(!hw.blocking)),
+            ]
+        };
+        self.name != other.name
+            && columns(self)
+                .iter()
+                .zip(columns(other))
+                .all(|(a, b)| *a <= b)
+    }
+
     /// Notes on the basis of a plan for `program` on such a device, whose run takes so many seconds.
     pub fn notes(&self, program: &str, seconds: f64) -> Vec<String> {
         let mut notes = Vec::new();
@@ -342,6 +383,10 @@ pub fn table() -> &'static [Hardware] {
     &TABLE
 }
 
+/// Former rows: the row that replaces each, and its setting.
+pub const FORMER: &[(&str, &str, &str)] =
+    &[("jean-zay-a100-async", "jean-zay-a100", "hardware.blocking=false")];
+
 /// Row with that name, or the only one whose name begins with it.
 pub fn find(name: &str, place: &str) -> Result<&'static Hardware, Problems> {
     let names = |rows: &[&Hardware]| {
@@ -352,6 +397,13 @@ pub fn find(name: &str, place: &str) -> Result<&'static Hardware, Problems> {
     };
     let rows: Vec<&'static Hardware> = TABLE.iter().collect();
     let name = name.to_ascii_lowercase();
+    if let Some((_, row, set)) = FORMER.iter().find(|(former, ..)| *former == name) {
+        return Err(Problems::one(
+            place,
+            format!("`{name}` is no longer a machine: it is {row} with other settings"),
+            format!("take {row} with `--set {set}`; in a table of runs, a column `blocking` of 0"),
+        ));
+    }
     let alike: Vec<&'static Hardware> = rows
         .iter()
         .copied()

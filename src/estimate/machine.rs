@@ -139,6 +139,10 @@ fn parse(text: &str, file: &str, name: &str) -> Result<Hardware, Problems> {
         None => file.to_string(),
     });
     row.measured_as = like.is_some().then(|| base.measured_as().to_string());
+    row.site = None;
+    if like.is_none() {
+        row.family = row.name.clone();
+    }
     Ok(row)
 }
 
@@ -255,11 +259,35 @@ fn plain(value: &Value) -> String {
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_former_machine_is_refused_with_the_settings_that_replace_it() {
+        for (former, row, set) in hardware::FORMER {
+            let refusal = hardware::find(former, "plan.hardware")
+                .unwrap_err()
+                .to_string();
+            assert!(refusal.contains("plan.hardware") && refusal.contains(set), "{refusal}");
+            let row = hardware::find(row, "test").unwrap();
+            let changed = with_settings(row, &[set.to_string()]).unwrap();
+            assert!(changed.name.starts_with(&row.name) && changed != row, "{row:?}");
+        }
+    }
+
     /// Each number of the table is a column; the other keys belong to measured runs.
     #[test]
     fn every_column_of_the_table_is_a_setting() {
         let row = serde_json::to_value(hardware::find("h100-80g", "test").unwrap()).unwrap();
-        let own = ["name", "also", "about", "attention_shares", "periods", "ops", "ops_16"];
+        let own = [
+            "name",
+            "also",
+            "about",
+            "family",
+            "site",
+            "attention_shares",
+            "periods",
+            "async_periods",
+            "ops",
+            "ops_16",
+        ];
         for key in row.as_object().unwrap().keys() {
             let is_column = COLUMNS.iter().any(|(name, _)| name == key);
             assert_ne!(is_column, own.contains(&key.as_str()), "{key}");

@@ -19,6 +19,9 @@ use serde_json::{Map, Value, json};
 
 const MIB: f64 = 1048576.0;
 
+/// Bar of the time from which the summary says how to narrow it.
+const DOUBTFUL: f64 = 0.5;
+
 /// Width of a plan's text.
 const COLUMNS: usize = 100;
 
@@ -121,6 +124,15 @@ fn headline(v: &View, out: &mut Printout) {
     out.push_indented(v.setup.foreign_notes());
     if v.setup.mixture.is_none() {
         out.push_indented(named_size_note(&v.name, &v.setup.model));
+    }
+    if v.planned_seconds.is_none() && v.seconds_error >= DOUBTFUL {
+        out.line(format!(
+            "  Measure two steps, then plan: --calibrate ({}) narrows this bar.",
+            match v.program {
+                "gptrain" => "`gptrain bench`, a run's metrics",
+                _ => "a log, a table of runs",
+            }
+        ));
     }
 }
 

@@ -30,6 +30,8 @@ pub struct Trainer {
     #[serde(default)]
     pub eager: bool,
     #[serde(default)]
+    pub unfused: bool,
+    #[serde(default)]
     pub flash: bool,
     #[serde(default)]
     pub tuned: bool,

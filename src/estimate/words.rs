@@ -44,9 +44,10 @@ pub fn seconds_in_unit_of(seconds: f64, largest: f64) -> String {
     }
 }
 
-/// "366.0 B", "1.83 M", "950": numbers of tokens or parameters.
+/// "1.5 T", "366.0 B", "1.83 M", "950": numbers of tokens or parameters.
 pub fn size(count: f64) -> String {
     match count {
+        999.95e9.. => format!("{:.1} T", count / 1e12),
         1e9.. => format!("{:.1} B", count / 1e9),
         1e6.. => format!("{:.2} M", count / 1e6),
         1e4.. => format!("{:.0} k", count / 1e3),
@@ -221,6 +222,10 @@ fn a_columns_cells_have_one_unit() {
     );
     assert_eq!(seconds_in_unit_of(90_000.0, 90_000.0), "90000.0 s");
     assert_eq!([366e9, 1_830_000.0, 12_345.0, 17.0].map(size), ["366.0 B", "1.83 M", "12 k", "17"]);
+    assert_eq!(
+        [1e12, 15.6e12, 999.96e9, 999.9e9].map(size),
+        ["1.0 T", "15.6 T", "1.0 T", "999.9 B"]
+    );
     assert_eq!([1, 64].map(devices), ["1 device", "64 devices"]);
 }
 

@@ -12,6 +12,7 @@ use estimate::verdict::{MemoryFit, OFFERED};
 use estimate::view::{GB, GIB, Stage, Terms, View};
 use estimate::words;
 use manifest::Manifest;
+use serde_json::json;
 
 impl Predict for Predictor {
     fn verdict(&self, setup: &Setup) -> MemoryFit {
@@ -188,6 +189,14 @@ fn advise(predictor: &Predictor, m: &Manifest, v: &View, out: &mut Printout) {
         out.push_indented(&shape);
     }
     out.json["shape"] = shape.into();
+    out.json["measured_only_on"] = json!(now.only_site);
+    if let Some(site) = now.only_site {
+        out.line(format!(
+            "\n{} was measured only on {site}: elsewhere its time is doubtful, most of all over\n\
+             several nodes. Two rows of your own (--calibrate) end that.",
+            v.program
+        ));
+    }
     let fits = v.device_verdict == MemoryFit::Fits;
     let (title, key, list, shown) = if fits {
         let list = speed_ups(predictor, m, &v.setup, now);

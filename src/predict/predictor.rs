@@ -8,7 +8,7 @@ use super::features;
 use super::fitted;
 use super::learn::{Features, Kernel, Neighbours};
 use super::rows::{self, Row};
-use estimate::hardware::Hardware;
+use estimate::hardware::{self, Hardware};
 use estimate::setup::Setup;
 use estimate::verdict::MemoryFit;
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,6 +46,8 @@ pub struct Prediction {
     pub seconds_error: f64,
     pub gigabytes_error: f64,
     pub verdict: MemoryFit,
+    /// The only cluster that measured the program, if this is another.
+    pub only_site: Option<&'static str>,
 }
 
 static SHIPPED: LazyLock<Predictor> =
@@ -79,12 +81,12 @@ impl Predictor {
             if let Some((s, seconds)) = row.timing() {
                 let by_formula = cost::time(s, &constants.time);
                 let residual = (seconds / by_formula.total()).ln();
-                time.add(features::for_time(s, &by_formula, own), residual);
+                time.add(s.hardware, features::for_time(s, &by_formula, own), residual);
             }
             if let Some((s, gb)) = row.memory() {
                 let by_formula = cost::memory(s, &constants.memory);
                 let residual = (gb / by_formula.reserved()).ln();
-                memory.add(features::for_memory(s, &by_formula, own), residual);
+                memory.add(s.hardware, features::for_memory(s, &by_formula, own), residual);
             }
         }
         let learned = (time.own, memory.own);
@@ -108,16 +110,21 @@ impl Predictor {
     pub fn predict(&self, s: &Setup) -> Prediction {
         let time = cost::time(s, &self.constants.time);
         let memory = cost::memory(s, &self.constants.memory);
-        let of_time = features::for_time(s, &time, self.time.own > 0);
+        let has_own = self.time.own_machines.contains(&*s.hardware.name);
+        let base = if has_own { s.clone() } else { measured_setup(s) };
+        let as_measured = cost::time(&base, &self.constants.time);
+        let of_time = features::for_time(&base, &as_measured, self.time.own > 0);
+        let only_site = self.time.only_site(&of_time);
         let (longer, half) = self.time.predict_for(s.hardware, of_time);
         let half = half.hypot(self.doubt(s, TIME_DOUBT));
         let (gigabytes, gigabytes_error) = self.correct_memory(s, &memory);
         Prediction {
-            seconds: time.total() * longer.exp(),
+            seconds: self.between_measured(s, time.total() * longer.exp()),
             gigabytes,
             seconds_error: half.exp_m1(),
             gigabytes_error,
             verdict: MemoryFit::new(gigabytes, gigabytes_error, memory.capacity),
+            only_site,
             time,
             memory,
         }
@@ -132,6 +139,33 @@ impl Predictor {
         experts.hypot(if is_cut { unless(knows_context, context) } else { 0.0 })
     }
 
+    /// Seconds on a machine whose family did not measure the program: not less than on a better machine of a
+    /// family that did, and not more than on a worse one.
+    fn between_measured(&self, s: &Setup, seconds: f64) -> f64 {
+        let families = self.time.families_of(s.program.name());
+        if families.is_empty() || families.contains(&*s.hardware.family) {
+            return seconds;
+        }
+        let measured = hardware::table()
+            .iter()
+            .filter(|hw| families.contains(&*hw.family));
+        let on = |hardware: &'static Hardware| {
+            let other = Setup { hardware, blocking: hardware.blocking, ..s.clone() };
+            let time = cost::time(&other, &self.constants.time);
+            let point = features::for_time(&other, &time, self.time.own > 0);
+            time.total() * self.time.predict_at(point).0.exp()
+        };
+        measured.fold(seconds, |seconds, hw| {
+            if s.hardware.is_exceeded_by(hw) {
+                seconds.max(on(hw))
+            } else if hw.is_exceeded_by(s.hardware) {
+                seconds.min(on(hw))
+            } else {
+                seconds
+            }
+        })
+    }
+
     /// Memory by the formulas, corrected by the residuals: gigabytes, and their error.
     fn correct_memory(&self, s: &Setup, memory: &Memory) -> (f64, f64) {
         let point = features::for_memory(s, memory, self.memory.own > 0);
@@ -141,7 +175,18 @@ impl Predictor {
     }
 }
 
-/// Program on a machine.
+/// The setup on the row whose machine it is with columns of its own: that one's correction applies, so
+/// that a changed column changes nothing else.
+fn measured_setup(s: &Setup) -> Setup {
+    let row = s.hardware.measured_as.as_deref();
+    let row = row.and_then(|row| hardware::find(row, "a row of the table").ok());
+    let Some(hardware) = row else { return s.clone() };
+    // Launches as on that row, unless the run's differ from its machine's.
+    let blocking = if s.blocking == s.hardware.blocking { hardware.blocking } else { s.blocking };
+    Setup { hardware, blocking, ..s.clone() }
+}
+
+/// Program on a family of machines.
 type Cluster = (&'static str, &'static str);
 
 /// Residuals of measured runs under the formulas, as logarithms.
@@ -150,6 +195,8 @@ struct Residuals {
     runs: Vec<(Features, f64)>,
     /// Number of the user's own runs.
     own: usize,
+    /// Machines of the user's own on which some of these ran.
+    own_machines: BTreeSet<&'static str>,
     /// Runs learned from, for each requested cluster.
     learned: Mutex<BTreeMap<Cluster, Arc<Learned>>>,
 }
@@ -164,19 +211,41 @@ struct Learned {
 
 impl Residuals {
     fn new(kernel: Kernel) -> Residuals {
-        Residuals { kernel, runs: Vec::new(), own: 0, learned: Mutex::default() }
+        Residuals {
+            kernel,
+            runs: Vec::new(),
+            own: 0,
+            own_machines: BTreeSet::new(),
+            learned: Mutex::default(),
+        }
     }
 
-    fn add(&mut self, point: Features, residual: f64) {
+    fn add(&mut self, hardware: &'static Hardware, point: Features, residual: f64) {
+        if point.own && hardware.measured_as.is_some() {
+            self.own_machines.insert(&hardware.name);
+        }
         self.own += usize::from(point.own);
         self.runs.push((point, residual));
     }
 
-    /// `predict_at` for a machine. One that differs from a measured one in some columns has that one's
-    /// correction, so that a changed column changes nothing else, and at least the bar of an unknown machine.
+    /// The only cluster that measured the program of this run, if that is another.
+    fn only_site(&self, point: &Features) -> Option<&'static str> {
+        self.learned_for((point.program, point.machine))
+            .all
+            .only_site(point)
+    }
+
+    /// Families of machines on which a program was measured.
+    fn families_of(&self, program: &str) -> BTreeSet<&'static str> {
+        let of_program = self.runs.iter().filter(|run| run.0.program == program);
+        of_program.map(|run| run.0.machine).collect()
+    }
+
+    /// `predict_at` for a machine. One that differs from a measured one in some columns has at least the bar
+    /// of an unknown machine, unless the user's own runs were there.
     fn predict_for(&self, hardware: &'static Hardware, point: Features) -> (f64, f64) {
         let (mean, half) = self.predict_at(point.clone());
-        if hardware.measured_as.is_none() {
+        if hardware.measured_as.is_none() || self.own_machines.contains(&*hardware.name) {
             return (mean, half);
         }
         let unknown = Features { machine: &hardware.name, ..point };

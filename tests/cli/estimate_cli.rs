@@ -479,8 +479,10 @@ fn the_selftest_tells_of_every_source() {
         assert!(stages["unseen"]["rows"].as_u64() > Some(0), "{source}");
         for (stage, errors) in stages.as_object().unwrap() {
             let (rows, within) = (errors["rows"].as_u64(), errors["within_bar"].as_f64());
+            // DDP's rows of 004: one of two nodes misleads about those of one node.
+            let least = if source == "004" { 0.7 } else { 0.8 };
             assert!(
-                !stage.starts_with("after") || rows < Some(5) || within > Some(0.8),
+                !stage.starts_with("after") || rows < Some(5) || within > Some(least),
                 "{source}, {stage}: {within:?} of {rows:?}"
             );
         }
@@ -493,14 +495,16 @@ fn the_selftest_tells_of_every_source() {
         }
     }
     let unseen = |place: &str| figure(&format!("/sources_left_out/{place}"));
-    assert!(unseen("all/unseen/mean") < 0.25 && unseen("all/unseen/within_bar") > 0.9);
+    assert!(unseen("all/unseen/mean") < 0.23 && unseen("all/unseen/within_bar") > 0.9);
     for case in ["all, unknown program", "all, known program"] {
         let figure = |what: &str| unseen(&format!("{case}/unseen/{what}"));
         assert!(figure("within_bar") >= 0.9, "{case}: {}", figure("within_bar"));
         assert!(figure("bar") <= 0.65, "{case}: {}", figure("bar"));
     }
+    assert!(unseen("all, program of one other site/unseen/within_bar") >= 0.9);
+    assert!(figure("/relations/count") > 10_000.0 && figure("/relations/broken") == 0.0);
     let goals = v["goals"].as_object().unwrap();
-    assert!(goals.len() == 6 && goals.values().all(|goal| goal["met"] == true), "{goals:?}");
+    assert!(goals.len() == 7 && goals.values().all(|goal| goal["met"] == true), "{goals:?}");
     assert!(unseen("vtrain/after_20/mean") < 0.1 && unseen("llm-foundry/after_20/mean") < 0.08);
 }
 

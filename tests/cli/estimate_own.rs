@@ -151,7 +151,7 @@ fn changes(
         .chain(capped)
         .collect();
     let loaded = manifest::parse(SMALL, "small", Path::new("."), &sets).unwrap();
-    let flags = Flags { hardware: Some("jean-zay-a100-async"), ..Flags::default() };
+    let flags = Flags { hardware: Some("jean-zay-a100"), ..Flags::default() };
     let request = Request::new(loaded.manifest, &flags).unwrap();
     let Request { manifest, setup, .. } = &request;
     let limits = MemoryLimits::new(manifest, setup.hardware);

@@ -49,6 +49,8 @@ T = TIME {
     Step: "step", 0.1, 1.0, "seconds per step, of the program around it";
     Accumulate: "accumulate", 1.0, 0.3, "gradient accumulation's traffic beside the formula's";
     Eager: "eager", 0.6, 0.15, "rate of element-wise work in op-by-op PyTorch beside fused kernels'";
+    Unfused: "unfused", 1.5, 0.4, "time of Hugging Face's models op by op beside the formulas'";
+    UnfusedRing: "unfused_ring", 0.5, 0.7, "share of the others' bandwidth that their sums over nodes reach";
     EagerStep: "eager_step", 4.0, 0.7, "Adafactor's time in op-by-op PyTorch, beside its traffic";
     Quantize: "quantize", 0.6, 0.3, "share of the 8-bit peak that casts leave, squared for 4 bits";
     Host: "host", 0.7, 0.3, "share of the link to the host that offload reaches";

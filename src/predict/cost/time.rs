@@ -59,6 +59,11 @@ impl Time {
         self.parts.iter().map(|(_, seconds)| seconds).sum()
     }
 
+    /// Seconds of sums and gathers over replicas.
+    pub fn data_parallel(&self) -> f64 {
+        self.parts[BUBBLE + 1].1
+    }
+
     /// Share by which the whole grows if a part doubles. The bubble consists of a micro-batch's parts,
     /// and counts for these too.
     pub fn shares(&self) -> Vec<f64> {
@@ -89,6 +94,9 @@ struct Rates<'a> {
     /// Bandwidth of element-wise work, which op-by-op PyTorch does in more passes.
     elements: f64,
     scores: f64,
+    /// Factor of all that a micro-batch computes, and of what sums over nodes reach of the network.
+    unfused: f64,
+    ring: f64,
     /// Bandwidth between devices of a node, per device; and of all adapters of a node.
     bus: f64,
     network: f64,
@@ -121,7 +129,11 @@ impl Rates<'_> {
         };
         let memory = hw.hbm_gb_s * 1e9 * constant(T::Hbm) * wide;
         let eager = if s.trainer().eager { constant(T::Eager) } else { 1.0 };
+        let unfused = s.trainer().unfused && !s.keeps_no_scores();
+        let if_unfused = |c: T| if unfused { constant(c) } else { 1.0 };
         Rates {
+            unfused: if_unfused(T::Unfused),
+            ring: s.hardware.ring_share * if_unfused(T::UnfusedRing),
             k,
             products: cooled(blocks) * constant(T::Gemm),
             head: cooled(peak) * constant(T::Gemm),
@@ -363,7 +375,7 @@ fn layer(s: &Setup, products: Products, r: &Rates) -> Work {
         expert: dispatch(s, r),
         ..Work::default()
     };
-    let work = Work { context: key_exchange(s, work.attention, r), ..work };
+    let work = Work { context: key_exchange(s, work.attention, r), ..work }.times(r.unfused);
     if s.blocking {
         Work { launch: r.constant(T::Launch) * 1e-3, ..work }
     } else {
@@ -452,6 +464,7 @@ fn head(s: &Setup, products: Products, r: &Rates) -> Work {
         elements: (rows * v) as f64 * LOGIT / r.elements,
         ..Work::default()
     }
+    .times(r.unfused)
 }
 
 /// A micro-batch over one boundary between stages, there and back. Every tensor rank sends a whole
@@ -515,7 +528,7 @@ fn replica_sums(s: &Setup, parameters: f64, (ranks, apart): (usize, usize), r: &
         // The more nodes, the smaller the pieces: fitted around eight.
         let crowd = (8.0 * domain as f64 / d).powf(r.constant(T::Crowd));
         let nodes = (r.domain / s.per_node) as f64;
-        let reached = nodes * r.network * r.constant(T::Replicas) * s.hardware.ring_share * crowd;
+        let reached = nodes * r.network * r.constant(T::Replicas) * r.ring * crowd;
         let packed = if s.power_sgd { POWER_SGD.1 } else { 1.0 };
         passes * packed * volume * apart as f64 / reached
     };

@@ -1,11 +1,13 @@
 //! Covariance of two runs' residuals ln(measured / predicted).
 //!
 //! The whole run, and each part of it (products, launches, messages, …), deviates from the formulas by a
-//! factor of the program, one of the machine, and one of both together. Their logarithms are normal with
-//! mean zero and the standard deviations below. A part counts by its share of the run. So runs of a
-//! cluster inform each other through common parts. With few runs of a cluster, the estimate remains near
-//! that of the program elsewhere and of the machine with other programs (partial pooling; Gelman and Hill
-//! 2007, chapter 12; as a Gaussian process, Rasmussen and Williams 2006, section 2.7).
+//! factor of the program, one of the machine, and one of both together. Machine means a family of alike
+//! processors: within one, only the formulas tell a better machine from a worse one. The logarithms of the
+//! factors are normal with mean zero and the standard deviations below. A part counts by its share of the
+//! run. So runs of a cluster inform each other through common parts. With few runs of a cluster, the
+//! estimate remains near that of the program elsewhere and of the machine with other programs (partial
+//! pooling; Gelman and Hill 2007, chapter 12; as a Gaussian process, Rasmussen and Williams 2006, section
+//! 2.7).
 //! In addition, runs of similar shapes share a residual that no part explains.
 
 /// Degrees of freedom of the residuals' distribution, Student's t.
@@ -15,7 +17,12 @@ pub const FREEDOM: f64 = 4.0;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Features {
     pub program: &'static str,
+    /// Family of the machine, and the cluster.
     pub machine: &'static str,
+    pub site: &'static str,
+    /// Whether the program's models are unfused: the correction of a machine is not shared between such runs
+    /// and others.
+    pub unfused: bool,
     /// Period of the run, which has a part in its scatter.
     pub period: String,
     /// Share of each part in the whole.
@@ -38,6 +45,10 @@ pub struct UnseenDeviation {
     pub site: f64,
     /// Deviation of its pipeline, if there is one.
     pub pipeline: f64,
+    /// Deviation on another site than those that measured it, divided by their number; and how far its sums
+    /// over nodes may lengthen it if that is one, as a logarithm.
+    pub elsewhere: f64,
+    pub network: f64,
 }
 
 /// Shared deviation of the whole, and of a part that makes up the whole run.
@@ -81,6 +92,7 @@ pub struct HalvingCounts {
 impl Kernel {
     pub fn covariance(&self, a: &Features, b: &Features) -> f64 {
         let program = a.program == b.program;
+        let alike_kernels = a.unfused == b.unfused;
         let machine = a.machine == b.machine;
         let each = a.parts.iter().zip(&b.parts).zip(self.parts);
         let alike: f64 = each.map(|((a, b), spread)| a * b * spread * spread).sum();
@@ -89,12 +101,13 @@ impl Kernel {
         let but = |same: bool, share: f64| if same { 1.0 } else { share };
         let shapes =
             but(program, self.other_program) * but(machine, self.other_machine) * self.shapes(a, b);
+        let shapes = when(alike_kernels, shapes);
         let days = a.scatter * b.scatter * self.period.powi(2);
         let cluster = program && machine;
         let in_cluster = variance(self.cluster) + when(a.period == b.period, days);
         let owner_share = but(a.own == b.own, self.others);
         when(program, variance(self.program))
-            + when(machine, variance(self.machine))
+            + when(machine && alike_kernels, variance(self.machine))
             + owner_share * (when(cluster, in_cluster) + shapes)
     }
 

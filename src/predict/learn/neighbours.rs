@@ -54,10 +54,14 @@ impl Neighbours {
         let expected = (own - known).max(0.0) + self.kernel.noise(point);
         let related = RelatedRuns::new(point, &self.points);
         let unmodelled = related.variance(&self.kernel.halving, point.unseen, &self.excesses);
-        (
-            mean,
-            nine_in_ten_quantile(related.cluster, self.programs) * (expected + unmodelled).sqrt(),
-        )
+        let quantile = nine_in_ten_quantile(related.cluster, self.programs);
+        let network = if related.only_site.is_some() { point.unseen.network } else { 0.0 };
+        (mean, quantile * (expected + unmodelled).sqrt() + network)
+    }
+
+    /// The only site that measured the program of this run, if that is another.
+    pub fn only_site(&self, point: &Features) -> Option<&'static str> {
+        RelatedRuns::new(point, &self.points).only_site
     }
 }
 

@@ -27,7 +27,9 @@ fn point(machine: &'static str, x: f64, launches: f64) -> Features {
     let own = false;
     let scatter = 0.01;
     let unseen = UnseenDeviation::default();
-    Features { program, machine, period, parts, coordinates, own, scatter, unseen }
+    let site = machine;
+    let unfused = false;
+    Features { program, machine, site, unfused, period, parts, coordinates, own, scatter, unseen }
 }
 
 #[test]
@@ -72,7 +74,8 @@ fn own_runs_tell_most_of_ones_own() {
 /// machine or here, and less so if these runs were surprising.
 #[test]
 fn the_bar_of_a_new_program_is_wide_until_runs_of_it_are_seen() {
-    let unseen = UnseenDeviation { program: 0.4, site: 0.4, pipeline: 0.3 };
+    let unseen =
+        UnseenDeviation { program: 0.4, site: 0.4, pipeline: 0.3, ..UnseenDeviation::default() };
     let unseen = |machine, x| Features { unseen, ..point(machine, x, 0.0) };
     let asked = unseen("a", 20.0);
     let bar = |machine: &'static str, residuals: &[f64]| {
@@ -90,6 +93,35 @@ fn the_bar_of_a_new_program_is_wide_until_runs_of_it_are_seen() {
     assert!(here < 0.75 * elsewhere && elsewhere < 0.8 * unseen, "{here}, {elsewhere}, {unseen}");
     let surprising = bar("a", &[0.5, -0.5, 0.5, -0.5, 0.5]);
     assert!(surprising > here + 0.3, "{surprising} and {here}");
+}
+
+/// A program that one site measured has a wide bar elsewhere, wider with more sums over nodes; a second
+/// site halves the doubt, and one own run ends it.
+#[test]
+fn a_program_of_one_site_is_doubtful_elsewhere() {
+    let unseen = UnseenDeviation { elsewhere: 0.5, network: 0.7, ..UnseenDeviation::default() };
+    let at = |site, x| Features { site, unseen, ..point("a", x, 0.0) };
+    let asked = Features { own: true, ..at("here", 20.0) };
+    let learn = |points: Vec<Features>| {
+        let residuals = vec![0.0; points.len()];
+        let all = Neighbours::new(KERNEL, points, &residuals);
+        (all.only_site(&asked), all.predict_at(&asked).1)
+    };
+    let there = || {
+        (0..4)
+            .map(|i| at("there", f64::from(i)))
+            .collect::<Vec<_>>()
+    };
+    let (site, wide) = learn(there());
+    assert_eq!(site, Some("there"));
+    assert!((1.4..2.0).contains(&wide), "{wide}");
+    let (_, two) = learn([there(), vec![at("a third", 9.0)]].concat());
+    assert!(two < wide - 0.7, "{two} of {wide}");
+    let more = [Features { own: true, ..at("here", 9.0) }, at("here", 9.0)];
+    for one_more in more {
+        let (site, narrow) = learn([there(), vec![one_more]].concat());
+        assert!(site.is_none() && narrow < two - 0.1, "{narrow} of {two}");
+    }
 }
 
 fn line(seconds: [f64; 6]) -> impl Fn(&[f64]) -> Vec<f64> {

@@ -15,10 +15,14 @@ pub struct RelatedRuns {
     pub runs: Vec<usize>,
     /// Whether the runs are the user's own.
     pub own: bool,
-    /// Runs of its program on its machine, or the user's own.
+    /// Runs of its program on its machine and site, or the user's own.
     pub cluster: usize,
-    /// Machines on which its program was measured.
+    /// Machines with sites on which its program was measured.
     pub machines: usize,
+    /// Number of sites that measured its program, if none is this one.
+    pub other_sites: Option<usize>,
+    /// The only one of them.
+    pub only_site: Option<&'static str>,
     /// Number of runs with a pipeline: the user's own, else those of its program.
     pub pipelines: usize,
 }
@@ -37,10 +41,21 @@ impl RelatedRuns {
         };
         let own = only(&|other| point.own && other.own);
         let pipelined = only(&|other| other.unseen.pipeline > 0.0);
-        let cluster = only(&|other| other.machine == point.machine);
-        let machines: BTreeSet<&str> = of_program.iter().map(|i| points[*i].machine).collect();
+        let is_here = |other: &Features| other.machine == point.machine && other.site == point.site;
+        let cluster = only(&is_here);
+        let machines: BTreeSet<_> = of_program
+            .iter()
+            .map(|i| (points[*i].machine, points[*i].site))
+            .collect();
+        let sites: BTreeSet<&'static str> = machines.iter().map(|(_, site)| *site).collect();
+        let is_away = cluster.is_empty() && own.is_empty() && !sites.is_empty();
         RelatedRuns {
             own: !own.is_empty(),
+            other_sites: is_away.then_some(sites.len()),
+            only_site: sites
+                .first()
+                .copied()
+                .filter(|_| is_away && sites.len() == 1),
             cluster: cluster.len().max(own.len()),
             machines: machines.len(),
             pipelines: pipelined.len().max(own.len()),
@@ -56,12 +71,16 @@ impl RelatedRuns {
         excesses: &[f64],
     ) -> f64 {
         let hidden = |half: f64, count: usize| half / (half + count as f64);
-        let elsewhere = hidden(after.machines, self.machines);
+        let by_machines = hidden(after.machines, self.machines);
         let program = if self.own { unseen.site } else { unseen.program };
-        let program = program * elsewhere.min(hidden(after.runs, self.cluster));
+        let program = program * by_machines.min(hidden(after.runs, self.cluster));
         let pipeline = hidden(after.runs, self.pipelines);
         let excess: f64 = self.runs.iter().map(|i| excesses[*i]).sum();
+        let elsewhere = self
+            .other_sites
+            .map_or(0.0, |sites| unseen.elsewhere / sites as f64);
         program.powi(2)
+            + elsewhere.powi(2)
             + (unseen.pipeline * pipeline).powi(2)
             + excess / self.runs.len().max(1) as f64
     }

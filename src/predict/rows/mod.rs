@@ -6,6 +6,7 @@ use base::Problems;
 use estimate::counts::Counts;
 use estimate::hardware::{self, Hardware};
 use estimate::logs::StepMedians;
+use estimate::machine;
 use estimate::mixture::Degrees;
 use estimate::mixture::published::{self, Published};
 use estimate::setup::{Moments, Numbers, Offload, Program, Setup};
@@ -53,7 +54,7 @@ pub struct Row {
     pub line: usize,
     /// Setup of the run, or the reason why it is unknown.
     pub setup: Result<Setup, String>,
-    /// Source of the measurements; for those of Jean Zay, the machine.
+    /// Source of the measurements; for those with a period, the document's number.
     pub source: String,
     /// Rows of one group are the same configuration.
     pub group: String,
@@ -272,11 +273,16 @@ fn row(line: usize, f: &Fields, given: Given) -> Row {
         },
         source: match (&setup, f.text("regime")) {
             (_, "") | (Err(_), _) => f.text("source").to_string(),
-            (Ok(setup), _) => setup.hardware.name.clone(),
+            (Ok(_), _) => document(f.text("source")).to_string(),
         },
         flags,
         setup,
     }
+}
+
+/// The number before the first underscore: `004` of `004_315df52b3709d61f.txt`.
+fn document(source: &str) -> &str {
+    source.split('_').next().unwrap_or(source)
 }
 
 fn simple_flops(s: &Setup) -> f64 {
@@ -329,6 +335,13 @@ fn setup(f: &Fields, given: Given) -> Result<Setup, String> {
     let mixture = mixture(f)?;
     let regime = f.text("regime");
     let hardware = given.hardware(f.text("hardware"), regime)?;
+    let hardware = match f.text("ring_share") {
+        "" => hardware,
+        share => {
+            let set = format!("hardware.ring_share={share}");
+            machine::with_settings(hardware, &[set]).map_err(|p| p.list[0].what.clone())?
+        }
+    };
     let trainer = trainer(f, f.count("tp")? * f.count("pp")?, given.family)?;
     let topology = topology(f, trainer)?;
     let model = match mixture {
@@ -360,7 +373,10 @@ fn setup(f: &Fields, given: Given) -> Result<Setup, String> {
         program: Program::Other(trainer),
         hardware,
         per_node: f.count("gpus_per_node").unwrap_or(hardware.per_node),
-        blocking: hardware.blocking && waits,
+        blocking: match f.text("blocking") {
+            "" => hardware.waited(regime) && waits,
+            given => given == "1",
+        },
         power_sgd: f.text("flags").contains("powersgd"),
         regime: Some(regime.to_string()).filter(|r| !r.is_empty()),
         counts: Counts::new(&model, topology.tensor),

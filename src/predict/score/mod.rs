@@ -1,6 +1,7 @@
 //! Scores of predictions against measurements.
 
 mod foreign;
+pub mod physics;
 pub mod print;
 
 use super::fitted;
@@ -253,4 +254,54 @@ pub fn regrets(scored: &[Scored]) -> Vec<(String, usize, f64)> {
             (name, ways.len(), pick / best - 1.0)
         });
     judged.collect()
+}
+
+/// Rows of source 004 (Hugging Face's trainer, DDP and FSDP on Jean Zay's A100) under a machine's plain name:
+/// nine in ten are in their bars.
+#[test]
+fn rows_of_one_site_are_in_their_bars_under_a_plain_name() {
+    use estimate::{hardware, setup::Setup};
+    let shipped = super::rows::read(super::rows::SHIPPED, "shipped").unwrap();
+    for (name, far) in [("a100-80g", 0.45), ("jean-zay-a100", 0.25)] {
+        let hardware = hardware::find(name, "test").unwrap();
+        let plain = |row: &Row| {
+            let setup = row.setup.clone().ok()?;
+            let is_asked = row.source == "004" && setup.hardware.family == "a100";
+            let setup = Setup { hardware, regime: None, blocking: hardware.blocking, ..setup };
+            let row = Row { use_time: true, setup: Ok(setup), ..row.clone() };
+            (is_asked && row.seconds.is_some()).then_some(row)
+        };
+        let rows: Vec<Row> = shipped.iter().filter_map(plain).collect();
+        let errors = time_errors(&score_all(Predictor::shipped(), &rows), &|_| true);
+        assert!(errors.rows >= 19, "{errors:?}");
+        assert!(errors.within_bar >= 0.89 && errors.mean < far, "{name}: {errors:?}");
+    }
+}
+
+/// Two own rows on a machine that differs from a measured one narrow its bar and correct its plans.
+#[test]
+fn two_own_rows_narrow_the_bar_of_a_machine_like_another() {
+    use super::rows::{Given, read_with};
+    use estimate::{hardware, machine};
+    let base = hardware::find("a100-80g", "test").unwrap();
+    let own = machine::with_settings(base, &["hardware.network_gb_s=100".to_string()]).unwrap();
+    let given = Given { machine: Some(own), family: None };
+    let table = "id,hardware,n_layers,hidden,n_heads,vocab,seq_len,framework,tp,pp,dp,mbs,gbs\n\
+        a,NAME,32,4096,32,50304,2048,megatron-lm,4,2,4,1,512\n\
+        b,NAME,40,5120,40,50304,2048,megatron-lm,8,1,4,2,256\n\
+        c,NAME,32,4096,32,50304,2048,megatron-lm,2,4,8,1,1024\n";
+    let mut rows = read_with(&table.replace("NAME", &own.name), "test", given).unwrap();
+    let planned = rows[2].setup.clone().unwrap();
+    let before = Predictor::shipped().predict(&planned);
+    rows.truncate(2);
+    let slower = 1.4;
+    for row in &mut rows {
+        let setup = row.setup.clone().unwrap();
+        row.seconds = Some(slower * Predictor::shipped().predict(&setup).seconds);
+    }
+    let after = Predictor::calibrated(&rows).predict(&planned);
+    let error = after.seconds / (slower * before.seconds) - 1.0;
+    assert!(error.abs() < 0.1, "{error}");
+    let [wide, narrow] = [before.seconds_error, after.seconds_error];
+    assert!(narrow < 0.3 && narrow < wide - 0.15, "{narrow} of {wide}");
 }
