@@ -56,7 +56,7 @@ kernel_args! {
 
     struct ColumnSums {
         parts: *const f32,
-        /// Of block y, whose partial sums begin at column y·cols; null where nothing asks for them.
+        /// Outputs, one per row of blocks, whose partial sums begin at column y·cols; null without one.
         outs: [*mut f32; 3],
         /// Stride of the partial sums, in elements.
         stride: u64,
