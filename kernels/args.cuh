@@ -87,7 +87,7 @@ static_assert(AT(ColumnParts, x) == 0 && AT(ColumnParts, to) == 8 &&
 
 struct ColumnSums {
     const float* parts;
-    // Of block y, whose partial sums begin at column y·cols; null where nothing asks for them.
+    // Outputs, one per row of blocks, whose partial sums begin at column y·cols; null without one.
     float* outs[3];
     // Stride of the partial sums, in elements.
     uint64_t stride;
