@@ -6,7 +6,7 @@ use super::deepspeed::states;
 use super::gptrain::advisor::{Advisor, Change};
 use super::gptrain::compression;
 use super::gptrain::prices::TRAFFIC;
-use super::gptrain::slow_rings;
+use super::gptrain::{micro_sums, slow_rings};
 use super::rates::{simple_days, simple_factor};
 use super::verdict::{self, MemoryFit};
 use super::view::{GIB, Stage, Terms, View};
@@ -427,7 +427,8 @@ fn cost(d: &Days, terms: &Terms, out: &mut Printout) {
 pub fn advise_own(v: &View, advisor: &Advisor, out: &mut Printout) {
     let rings = slow_rings::describe(advisor.manifest, &v.setup);
     let compressed = compression::describe(advisor.manifest, &v.setup);
-    for line in rings.into_iter().chain(compressed) {
+    let sums = micro_sums::describe(advisor.manifest, &v.setup);
+    for line in rings.into_iter().chain(compressed).chain(sums) {
         out.line(line);
     }
     let fits = v.verdict() == MemoryFit::Fits;

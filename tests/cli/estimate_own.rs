@@ -6,6 +6,7 @@ use gptrain::estimate::change::ChangeKind;
 use gptrain::estimate::gptrain::advisor::{Advisor, Change};
 use gptrain::estimate::gptrain::compression::{self, CompressionGain};
 use gptrain::estimate::gptrain::dry_run::{self, MemoryLimits};
+use gptrain::estimate::gptrain::micro_sums;
 use gptrain::estimate::hardware::{Hardware, Link, Links};
 use gptrain::estimate::request::{Flags, Request};
 use gptrain::estimate::search::{self, Candidate};
@@ -298,4 +299,33 @@ fn the_largest_model_has_the_manifests_proportions() {
     assert!(parameters(model) > 4_000_000_000, "{model:?}");
     let deeper = model.layers as f64 / model.hidden as f64;
     near(deeper, own.layers as f64 / own.hidden as f64, 0.3);
+}
+
+/// ZeRO 2 and 3 send in every micro-batch: the plan says how much of it is waited for, and the size of a
+/// micro-batch that it names hides nearly all.
+#[test]
+fn sums_of_every_micro_batch_hide_in_the_size_that_is_named() {
+    let model = "model={layers: 16, hidden: 4096, heads: 32, vocab: 50304, seq_len: 2048}";
+    let described = |sets: &[&str]| {
+        let sets = [&[model, "batch.global=512"], sets].concat();
+        let planned = planned(&sets.into_iter().map(str::to_string).collect::<Vec<_>>()).unwrap();
+        micro_sums::describe(&planned.manifest, &planned.setup)
+    };
+    let pipeline = ["topology={tensor: 4, pipeline: 2, data: 4, zero: 2}"];
+    let line = described(&pipeline).concat();
+    assert!(line.contains("ZeRO 2 sums gradients between replicas in every micro-batch"), "{line}");
+    let (_, named) = line.split_once("(here 2,048, batch.micro=").unwrap();
+    let micro: usize = named.trim_end_matches(')').parse().unwrap();
+    assert!(micro > 1, "{line}");
+    let larger = described(&[pipeline[0], &format!("batch.micro={micro}")]);
+    assert!(larger.is_empty(), "{line}{larger:?}");
+    let sharded = described(&["topology={data: 16, zero: 3}", "model.seq_len=512"]).concat();
+    assert!(sharded.contains("ZeRO 3 sums gradients and gathers weights"), "{sharded}");
+    // Once a step, or within a node.
+    let none = Vec::<String>::new();
+    assert_eq!(described(&["topology={tensor: 4, pipeline: 2, data: 4, zero: 1}"]), none);
+    assert_eq!(described(&["topology={data: 8, zero: 2}"]), none);
+    // Two windows of a block's size are all of a stage of two blocks.
+    let small = described(&["topology={pipeline: 8, data: 2, zero: 2}"]).concat();
+    assert!(small.contains("ZeRO 2 saves no memory here"), "{small}");
 }

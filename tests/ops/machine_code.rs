@@ -5,6 +5,7 @@
 //! so (`kernels/build.sh` refuses that); here the order of its output is read. Not seen: jumps back, since a
 //! kernel is read from top to bottom, and registers of operands in shared memory.
 
+use crate::kernels;
 use crate::resources::cubins;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -184,8 +185,7 @@ fn disassembler() -> Option<PathBuf> {
 
 /// Code of a source of `kernels/` for sm_90a; None without compiled kernels or a disassembler.
 fn code_of(source: &str) -> Option<String> {
-    let fatbin =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("target/kernels/{source}.fatbin"));
+    let fatbin = kernels::folder().join(format!("{source}.fatbin"));
     let (Ok(fatbin), Some(disassembler)) = (std::fs::read(fatbin), disassembler()) else {
         eprintln!(
             "skipped: no compiled kernels, or no nvdisasm (`make kernels` gets both from PyPI)"

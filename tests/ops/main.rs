@@ -31,6 +31,8 @@ mod functions;
 mod hopper;
 mod host;
 mod inner_loops;
+#[path = "../common/kernels.rs"]
+mod kernels;
 mod loss;
 mod low_rank;
 mod machine_code;

@@ -7,10 +7,10 @@
 //! where it is compressed. `cuobjdump --dump-resource-usage` reads the same; no wheel of the compiler
 //! has it.
 
+use crate::kernels;
 use gptrain::device::cuda::{LargestLaunch, largest_launches};
 use std::collections::BTreeMap;
 use std::io::Read;
-use std::path::Path;
 
 /// 32-bit registers of a multiprocessor, of which a block has all its own at once, and the number that
 /// a thread's are rounded up to.
@@ -135,8 +135,7 @@ fn resources_of(arch: u32, elf: &[u8]) -> Vec<Resources> {
 
 /// Kernels of `target/kernels`; None if they were not built.
 fn compiled() -> Option<Vec<Resources>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/kernels");
-    let files = std::fs::read_dir(&folder)
+    let files = std::fs::read_dir(kernels::folder())
         .ok()?
         .map(|entry| entry.unwrap().path());
     let files = files.filter(|file| file.extension().is_some_and(|kind| kind == "fatbin"));
@@ -236,8 +235,7 @@ fn a_changed_cubin_is_found() {
     let Some(_) = compiled() else {
         return eprintln!("skipped: no compiled kernels in target/kernels (`make kernels`)");
     };
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/kernels");
-    let fatbin = std::fs::read(folder.join("elementwise.fatbin")).unwrap();
+    let fatbin = std::fs::read(kernels::folder().join("elementwise.fatbin")).unwrap();
     let (arch, mut elf) = cubins(&fatbin)
         .into_iter()
         .find(|(arch, _)| *arch == 80)

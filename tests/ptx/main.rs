@@ -21,6 +21,8 @@ mod attention;
 mod budget;
 mod cases;
 mod instructions;
+#[path = "../common/kernels.rs"]
+mod kernels;
 mod machine;
 mod memory;
 mod mma;

@@ -1,10 +1,10 @@
 //! The compiled kernels: `kernels/build.sh` leaves their PTX beside them.
 
 use crate::actions::Program;
+use crate::kernels;
 use crate::memory::Fault;
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 /// Texts by file, and programs by file and kernel, as they are asked for.
@@ -14,15 +14,10 @@ pub struct Modules {
     programs: RefCell<HashMap<(String, String), Rc<Program>>>,
 }
 
-/// Folder of the compiled kernels.
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("target/kernels")
-}
-
 impl Modules {
     /// None, and a line that says so, where the kernels were not compiled.
     pub fn compiled() -> Option<Modules> {
-        if folder().join("gelu.80.ptx").exists() {
+        if kernels::folder().join("gelu.80.ptx").exists() {
             return Some(Modules::default());
         }
         eprintln!("skipped: no PTX in target/kernels (`make kernels`)");
@@ -42,7 +37,7 @@ impl Modules {
 
     fn text(&self, file: &str) -> Rc<str> {
         let read = || -> Rc<str> {
-            let path = folder().join(format!("{file}.ptx"));
+            let path = kernels::folder().join(format!("{file}.ptx"));
             let text = std::fs::read_to_string(&path);
             text.unwrap_or_else(|error| panic!("{}: {error}: run `make kernels`", path.display()))
                 .into()
@@ -80,7 +75,7 @@ pub fn chosen<T>(cases: Vec<T>) -> Vec<T> {
 
 /// Version of the compiler.
 pub fn release() -> String {
-    std::fs::read_to_string(folder().join("release"))
+    std::fs::read_to_string(kernels::folder().join("release"))
         .expect("build.sh writes it")
         .trim()
         .to_string()

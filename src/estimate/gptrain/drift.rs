@@ -1,7 +1,7 @@
 //! Comparison of predicted and actual memory and time, after a run's first steps.
 
 use super::dry_run::{self, Stage};
-use super::prices::Prices;
+use super::prices::{self, Prices};
 use super::shape_stages::with_shape;
 use crate::hardware::{self, CPU, Hardware};
 use crate::parts::{Part, PartSeconds, PartTable};
@@ -91,7 +91,7 @@ pub fn by_part(stages: &[Stage], s: &Setup, stage: usize) -> PartSeconds {
             "head and loss" => Part::Head,
             "tensor parallel" => Part::Tensor,
             "pipeline sends" | "pipeline bubble" => Part::Pipeline,
-            "data parallel" | dry_run::SUMS => Part::Data,
+            prices::REPLICAS | dry_run::SUMS => Part::Data,
             dry_run::OVERLAPPED => continue,
             _ => Part::Optimizer,
         };

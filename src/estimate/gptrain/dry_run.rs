@@ -2,7 +2,7 @@
 //! the allocator's own plan, so it is what `run` reserves, byte for byte.
 
 use super::overlap::{self, Overlap};
-use super::prices::{Prices, TRAFFIC};
+use super::prices::{self, Prices, TRAFFIC};
 use crate::hardware::{HOST_SHARE, Hardware, UNMEASURED};
 use crate::setup::Setup;
 use base::Bytes;
@@ -47,6 +47,14 @@ impl Work {
             Workload { messages: dry::sum_volume(&awaited), ..Workload::default() }
         });
         twice.subtract(&few).times(1.0 / self.micros).messages
+    }
+
+    /// Seconds of a micro-batch's messages between replicas, and of the part that computation hides.
+    pub(super) fn replica_messages(&self, prices: &Prices) -> (f64, f64) {
+        let sent = self.micro.seconds(prices).into_iter();
+        let sent = sent.filter(|(purpose, _)| *purpose == prices::REPLICAS);
+        let [hidden, _] = self.overlap(prices);
+        (sent.map(|(_, seconds)| seconds).sum(), hidden.rows[prices::DATA])
     }
 }
 
@@ -446,7 +454,7 @@ pub fn stage_parts(
     let step = work.step.seconds(&prices.once());
     let sums = step
         .iter()
-        .filter(|(name, _)| *name == "data parallel")
+        .filter(|(name, _)| *name == prices::REPLICAS)
         .map(|part| part.1)
         .sum();
     parts.push(("pipeline bubble", bubble));

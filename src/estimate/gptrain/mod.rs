@@ -13,5 +13,6 @@ pub mod drift;
 pub mod calibrate;
 pub mod tuned_cuts;
 pub mod compression;
+pub mod micro_sums;
 pub mod slow_rings;
 pub mod local_cpu;

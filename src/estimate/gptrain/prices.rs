@@ -12,7 +12,10 @@ use device::{Tally, Work};
 use plan::grid::{GRADIENT_AXES, SHARES, STAGES};
 
 /// Row of replicas in `TRAFFIC`.
-const DATA: usize = 2;
+pub const DATA: usize = 2;
+
+/// Purpose of messages between replicas.
+pub const REPLICAS: &str = "data parallel";
 
 /// Seconds of the hops of a ring of replicas over nodes, for each gather or scatter and for each sum. 0
 /// within a node, where they are short beside the bytes.
@@ -134,7 +137,7 @@ impl<'a> Prices<'a> {
             ("head and loss", compute(Part::Head)),
             ("tensor parallel", sent(&[0])),
             ("pipeline sends", sent(&[1, 3])),
-            ("data parallel", sent(&[DATA])),
+            (REPLICAS, sent(&[DATA])),
         ]
     }
 
