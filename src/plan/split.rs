@@ -1,5 +1,7 @@
 //! Split of the layers among pipeline stages.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::ops::Range;
 
 /// Splits as evenly as possible. The first stages get one more layer if it does not divide.
@@ -29,19 +31,19 @@ pub fn balanced(stages: usize, embed: Cost, layers: &[Cost], head: Cost) -> Vec<
         return explicit(&partition(&flops, &ends));
     }
     let mut sizes = vec![1; stages];
-    let cost = |sizes: &[usize], stage: usize| {
-        let each = sizes[stage] as f64;
+    // Costs are not negative, so that their bits have their order.
+    let entry = |size: usize, stage: usize| {
+        let each = size as f64;
         let end = end(stage);
-        (each * layers[0].0 + end.0, each * layers[0].1 + end.1)
+        let cost = [each * layers[0].0 + end.0, each * layers[0].1 + end.1];
+        Reverse((cost.map(f64::to_bits), stage))
     };
+    let mut by_cost: BinaryHeap<_> = (0..stages).map(|stage| entry(1, stage)).collect();
     for _ in stages..count {
-        // Greedy is optimal, because all layers cost the same: the cheapest stage gets the next
-        // layer.
-        let cheapest = (0..stages).min_by(|a, b| {
-            let order = cost(&sizes, *a).partial_cmp(&cost(&sizes, *b));
-            order.expect("costs are finite")
-        });
-        sizes[cheapest.expect("a stage")] += 1;
+        // Greedy is optimal, because all layers cost the same: the cheapest stage gets the next layer.
+        let Reverse((_, cheapest)) = by_cost.pop().expect("a stage");
+        sizes[cheapest] += 1;
+        by_cost.push(entry(sizes[cheapest], cheapest));
     }
     explicit(&sizes)
 }
