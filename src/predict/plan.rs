@@ -60,6 +60,7 @@ fn view(predictor: &Predictor, m: &Manifest, setup: Setup, terms: Terms) -> View
                 sends: Default::default(),
             })
             .collect(),
+        counted: Vec::new(),
         needed: needed * shrink * GB,
         reserved: p.gigabytes * GB,
         reserved_error: p.gigabytes_error,
