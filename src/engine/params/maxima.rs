@@ -2,10 +2,9 @@
 //! places of the parameters, so they hold different states. Every rank reserves the largest needs:
 //! the memory of one rank is then the memory of all.
 
-use super::plan::BucketState;
 use crate::states::StateSpec;
 use base::div_exact;
-use device::Arena;
+use device::{Arena, Tensor};
 use model::{Bucket, Layout, Param};
 use std::ops::Range;
 
@@ -24,20 +23,21 @@ pub struct RankMaxima {
 }
 
 impl RankMaxima {
-    /// Counts the needs of every rank. `specs` holds the states of each parameter of `layout`.
+    /// Counts the needs of every rank. `weights` holds this rank's shard of each bucket's model weights,
+    /// `specs` the states of each parameter of `layout`.
     pub fn new(
         layout: &Layout,
-        buckets: &[BucketState],
+        weights: &[Tensor],
         specs: &[Vec<StateSpec>],
         on_host: impl Fn(&StateSpec) -> bool,
     ) -> RankMaxima {
         let mut every_rank = RankMaxima::default();
         let mut ranks = Vec::new();
         let mut specs = specs.iter();
-        for (bucket, memory) in layout.buckets.iter().zip(buckets) {
-            let shard = memory.own.len();
+        for (bucket, weights) in layout.buckets.iter().zip(weights) {
+            let shard = weights.numel();
             ranks.resize(div_exact(bucket.range.len(), shard), RankMaxima::default());
-            let model = memory.weights.own.memory();
+            let model = weights.memory();
             for (param, specs) in bucket.params.iter().zip(&mut specs) {
                 let add = |rank: &mut RankMaxima, spec: &StateSpec, part: &Range<usize>| {
                     let len = spec.extent.shard(param, part).len();

@@ -275,7 +275,8 @@ pub fn plan_states(
         .params()
         .map(|param| rule.states(&param.spec))
         .collect();
-    let maxima = RankMaxima::new(layout, buckets, &specs, on_host);
+    let weights: Vec<Tensor> = buckets.iter().map(|bucket| bucket.weights.own).collect();
+    let maxima = RankMaxima::new(layout, &weights, &specs, on_host);
     let [on_device, offloaded] =
         [(&arenas.optimizer, maxima.device_bytes), (&arenas.host_states, maxima.host_bytes)]
             .map(|(arena, bytes)| Arena::over(arena.matrix(1, bytes, DType::U8)));
