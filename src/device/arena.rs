@@ -48,10 +48,15 @@ impl Arena {
         Arena { memory, base, capacity, top: Cell::new(0), peak: Cell::new(0) }
     }
 
+    /// Bytes that a matrix of `numel` elements takes from an arena.
+    pub fn reserved_bytes(numel: usize, dtype: DType) -> usize {
+        (numel * dtype.size()).next_multiple_of(ALIGN)
+    }
+
     /// A matrix of uninitialised elements.
     pub fn matrix(&self, rows: usize, cols: usize, dtype: DType) -> Tensor {
         let addr = self.top.get();
-        let end = addr + (rows * cols * dtype.size()).next_multiple_of(ALIGN);
+        let end = addr + Arena::reserved_bytes(rows * cols, dtype);
         assert!(end <= self.capacity, "arena is full: {end} > {}", self.capacity);
         self.top.set(end);
         self.peak.set(self.peak.get().max(end));

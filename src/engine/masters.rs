@@ -54,12 +54,15 @@ pub fn for_each_piece_in_place(params: &[ParamStates], work: &mut dyn FnMut(usiz
 
 impl MasterWindows {
     /// Lays out the buffers for pieces of at most `size` elements.
-    pub fn plan(states: &[ParamStates], model: DType, size: usize, arena: &Arena) -> MasterWindows {
-        let longest = states
-            .iter()
-            .map(|p| p.part.len().min(size))
-            .max()
-            .unwrap_or(0);
+    /// `longest` is the longest part of a parameter that a rank of the stage updates.
+    pub fn plan(
+        states: &[ParamStates],
+        longest: usize,
+        model: DType,
+        size: usize,
+        arena: &Arena,
+    ) -> MasterWindows {
+        let longest = longest.min(size);
         let on_host = states
             .iter()
             .any(|p| p.get(MODEL).memory() == MemoryKind::Host);
@@ -168,8 +171,9 @@ topology: {data: 2, zero: 1}
         let on_host = OffloadPlan::from_manifest(&m);
         let lay_out = |arenas: &Arenas| {
             let buckets = params::plan_buckets(1, 1, &layout, model, on_host, arenas);
-            let states = params::plan_states(&layout, &buckets, &*rule, true, arenas);
-            let masters = MasterWindows::plan(&states, model, size, &arenas.optimizer);
+            let (states, maxima) = params::plan_states(&layout, &buckets, &*rule, true, arenas);
+            let longest = maxima.longest;
+            let masters = MasterWindows::plan(&states, longest, model, size, &arenas.optimizer);
             (states, masters)
         };
         let measured = Arenas::measuring();

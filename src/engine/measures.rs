@@ -3,11 +3,11 @@
 //! vocabulary. The sums are queued with the step; the host reads them with its outcome.
 
 use super::arenas::Arenas;
-use super::params::{ShardedParams, ZeroCounts};
+use super::params::{OffloadPlan, ShardedParams, ZeroCounts};
 use super::scalars::Scalars;
 use super::update::Update;
 use base::DType;
-use device::{MemoryKind, Tensor, op};
+use device::{Arena, MemoryKind, Tensor, op};
 use manifest::Manifest;
 
 /// Buffers of the numbers on request.
@@ -26,10 +26,12 @@ struct WeightSums {
 }
 
 impl Measures {
-    /// Reserves buffers for the numbers that the log shows.
-    pub fn plan(update: &Update, m: &Manifest, arenas: &Arenas) -> Measures {
+    /// Reserves buffers for the numbers that the log shows. `most` is the largest number of gradients
+    /// of a data-parallel rank, for which every rank reserves.
+    pub fn plan(update: &Update, most: usize, m: &Manifest, arenas: &Arenas) -> Measures {
+        let reserve = |arena: &Arena, len| arena.matrix(1, most, DType::F32).span(0, len);
         let zeros = m.log.zeros.then(|| {
-            let [lows, highs] = [0; 2].map(|_| arenas.inputs.matrix(1, update.sums(), DType::F32));
+            let [lows, highs] = [0; 2].map(|_| reserve(&arenas.inputs, update.sums()));
             ZeroCounts { lows, highs }
         });
         let weights = m.log.params_norm.then(|| {
@@ -37,8 +39,12 @@ impl Measures {
                 .masters
                 .iter()
                 .partition(|master| master.memory() == MemoryKind::Device);
-            let sums = arenas.inputs.matrix(1, update.masters.len(), DType::F32);
-            let host_sums = arenas.staging.matrix(1, on_host.len(), DType::F32);
+            let sums = reserve(&arenas.inputs, update.masters.len());
+            let host_sums = if OffloadPlan::from_manifest(m).states {
+                reserve(&arenas.staging, on_host.len())
+            } else {
+                arenas.staging.matrix(1, 0, DType::F32)
+            };
             WeightSums { on_device, on_host, sums, host_sums }
         });
         Measures { zeros, weights }

@@ -9,7 +9,7 @@ use super::params::{self, Norms, Offload, OffloadPlan, ParamMemory};
 use super::powersgd::Compression;
 use super::replica_check;
 use super::rule::{OptimizerRule, Place};
-use super::scalars::Scalars;
+use super::scalars::{Scalars, SumCounts};
 use super::update::Update;
 use base::DType;
 use device::{Arena, Backend};
@@ -94,10 +94,12 @@ pub fn lay_out(
     });
     let [train, eval] =
         [true, false].map(|training| Cx { fp8, ..context(be, groups, m, training) });
-    let states = params::plan_states(&layout, &buckets, rule, on_host.states, arenas);
+    let (states, maxima) = params::plan_states(&layout, &buckets, rule, on_host.states, arenas);
     let offload = on_host.states.then(|| {
         if rule.needs_global_sums() {
-            let masters = MasterWindows::plan(&states, train.dtype, PIECE, &arenas.optimizer);
+            let longest = maxima.longest;
+            let masters =
+                MasterWindows::plan(&states, longest, train.dtype, PIECE, &arenas.optimizer);
             Offload::on_device(masters, arenas)
         } else {
             Offload::plan(&buckets, &states, train.dtype, PIECE, &arenas.staging)
@@ -113,10 +115,11 @@ pub fn lay_out(
     let compression = Compression::plan(&layout, &buckets, &states, m, arenas);
     let tables = Tables::plan(&train, &arenas.inputs);
     let params = layout.params().count();
-    let digests = replica_check::plan_digests(groups, &states, params, &arenas.inputs);
+    let digests = replica_check::plan_digests(groups, &states, maxima, params, &arenas.inputs);
     let local_sums = compression.as_ref().map_or(0, Compression::sums);
-    let scalars = Scalars::plan(update.sums(), local_sums, digests, &arenas.inputs);
-    let measures = Measures::plan(&update, m, arenas);
+    let sums = SumCounts { sums: update.sums(), most: maxima.parts, local: local_sums };
+    let scalars = Scalars::plan(sums, digests, &arenas.inputs);
+    let measures = Measures::plan(&update, maxima.parts, m, arenas);
     let norms = on_host.grads.then(|| Norms {
         grads: update.host_grads(&buckets, &layout, scalars.sums, measures.zeros),
         sums: Norms::plan_sums(level, &buckets, &arenas.grads),

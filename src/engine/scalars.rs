@@ -32,6 +32,16 @@ impl Outcome {
     }
 }
 
+/// Numbers of sums of squares.
+pub struct SumCounts {
+    /// Reduced gradients of which this rank owns a part.
+    pub sums: usize,
+    /// Largest number of those among the data-parallel ranks.
+    pub most: usize,
+    /// This rank's own gradients, where they are compressed.
+    pub local: usize,
+}
+
 /// Scalar results of a step. Those that the host reads are contiguous: one transfer per step.
 pub struct Scalars {
     pub outcome: Tensor,        // f32 [1, 64 + n + m]  everything that the host reads
@@ -53,9 +63,12 @@ impl Scalars {
     /// Floats of an outcome before the sums, which start at a multiple of 256 bytes.
     pub const BEFORE_SUMS: usize = 64;
 
-    /// Reserves sums for `sums` reduced gradients and `local` gradients of this rank.
-    pub fn plan(sums: usize, local: usize, digests: Tensor, arena: &Arena) -> Scalars {
-        let outcome = arena.matrix(1, Scalars::BEFORE_SUMS + sums + local, DType::F32);
+    /// Reserves the sums of squares, and room for those of the rank with most.
+    pub fn plan(counts: SumCounts, digests: Tensor, arena: &Arena) -> Scalars {
+        let SumCounts { sums, most, local } = counts;
+        let outcome = arena
+            .matrix(1, Scalars::BEFORE_SUMS + most + local, DType::F32)
+            .span(0, Scalars::BEFORE_SUMS + sums + local);
         Scalars {
             outcome,
             norm: outcome.span(0, 1),

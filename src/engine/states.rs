@@ -60,6 +60,21 @@ impl StateSpec {
         let init = Initial::Zero;
         StateSpec { name, dtype, extent, saved: true, offloads: true, init }
     }
+
+    /// Whether the state has memory of its own, not that of the model weight, which is in `model`.
+    /// `all` are the states of its parameter.
+    pub(super) fn has_own_memory(
+        &self,
+        all: &[StateSpec],
+        on_host: bool,
+        model: MemoryKind,
+    ) -> bool {
+        let has_equal_copy = all
+            .iter()
+            .any(|other| other.init == Initial::CastOf(self.name) && other.dtype == self.dtype);
+        let is_shared = has_equal_copy && on_host == (model == MemoryKind::Host);
+        self.name != MODEL && !is_shared
+    }
 }
 
 /// Shape of a state of a parameter [rows, cols].
@@ -164,7 +179,7 @@ impl Extent {
 
     /// Range of the state's elements that belongs to a ZeRO range of the parameter's elements: the
     /// corresponding part of a sharded state, or the whole of any other.
-    fn shard(self, param: &Param, part: &Range<usize>) -> Range<usize> {
+    pub(super) fn shard(self, param: &Param, part: &Range<usize>) -> Range<usize> {
         match self {
             Extent::Like => part.clone(),
             Extent::ColBlocks(n) => div_exact(part.start, n)..div_exact(part.end, n),
@@ -253,11 +268,7 @@ impl ParamStates {
         let mut states = Vec::new();
         for spec in specs {
             let len = spec.extent.shard(param, &part).len();
-            let has_equal_copy = specs
-                .iter()
-                .any(|other| other.init == Initial::CastOf(spec.name) && other.dtype == spec.dtype);
-            let is_shared = has_equal_copy && on_host(spec) == (model.memory() == MemoryKind::Host);
-            let at = if spec.name == MODEL || is_shared {
+            let at = if !spec.has_own_memory(specs, on_host(spec), model.memory()) {
                 model
             } else if len > 0 {
                 place(spec, len)

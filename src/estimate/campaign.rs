@@ -1,7 +1,7 @@
 //! Campaign: models of several sizes, each with the tokens of a scaling law, and their total cost.
 
 use super::change::flag_lines;
-use super::search::print::{flags_json, sized_sets};
+use super::search::print::{flags_json, shape_sets, sized_sets};
 use super::search::{Candidate, Planned};
 use super::shapes::published;
 use super::view::{GIB, Terms};
@@ -102,16 +102,7 @@ pub fn sets_for_size(like: &Model, target: f64) -> Result<Vec<String>, Problems>
         Some(shape) => shape.model(like),
         None => scale_to_size(like, target)?,
     };
-    let Model { layers, hidden, heads, ffn_hidden, .. } = model;
-    let or_null = |size: Option<usize>| size.map_or("null".to_string(), |size| size.to_string());
-    let mut sets = vec![
-        format!("model.layers={layers}"),
-        format!("model.hidden={hidden}"),
-        format!("model.heads={heads}"),
-        format!("model.ffn_hidden={ffn_hidden}"),
-        format!("model.kv_heads={}", or_null(model.kv_heads)),
-        format!("model.head_dim={}", or_null(model.head_dim)),
-    ];
+    let mut sets = shape_sets(&model);
     sets.extend(ONE_DEVICE.map(str::to_string));
     Ok(sets)
 }

@@ -340,18 +340,18 @@ impl Hardware {
 
     /// Link of a device to another of its node, or of another node, if so many groups of the node use its
     /// adapters at once.
-    pub fn link(&self, in_node: bool, groups: usize) -> Link {
+    pub fn link(&self, in_node: bool, groups: f64) -> Link {
         let (measured, sheet) = if in_node {
             (self.links.bus, self.bus_gb_s)
         } else {
-            (self.links.network, self.bus_gb_s.min(self.network_gb_s / groups as f64))
+            (self.links.network, self.bus_gb_s.min(self.network_gb_s / groups))
         };
         measured.unwrap_or(Link { latency_us: 0.0, gb_s: sheet * LINK_SHARE })
     }
 
     /// Link of a device to the next in a ring of replicas over so many nodes, if so many groups of a node use
     /// its adapters at once: the measured one, or `ring_share` of the adapters; slower by contention.
-    pub fn ring_link(&self, groups: usize, nodes: usize) -> Link {
+    pub fn ring_link(&self, groups: f64, nodes: usize) -> Link {
         let slower = |link: Link, measured: usize| {
             let times = rings::contention(nodes) / rings::contention(measured.max(1));
             Link { gb_s: link.gb_s * times.min(1.0), ..link }
@@ -362,7 +362,7 @@ impl Hardware {
             _ => {
                 let share = (self.ring_share / LINK_SHARE).min(1.0);
                 let link = self.link(false, groups);
-                let ring = share * LINK_SHARE * self.network_gb_s / groups as f64;
+                let ring = share * LINK_SHARE * self.network_gb_s / groups;
                 slower(Link { gb_s: link.gb_s.min(ring), ..link }, 1)
             }
         }

@@ -425,7 +425,7 @@ fn cost(d: &Days, terms: &Terms, out: &mut Printout) {
 /// Advice for gptrain's own plan: changes that make it fit if it does not, else faster plans, in the
 /// order in which they are tried.
 pub fn advise_own(v: &View, advisor: &Advisor, out: &mut Printout) {
-    let rings = slow_rings::describe(advisor.manifest, &v.setup);
+    let rings = slow_rings::describe(v);
     let compressed = compression::describe(advisor.manifest, &v.setup);
     let sums = micro_sums::describe(advisor.manifest, &v.setup);
     for line in rings.into_iter().chain(compressed).chain(sums) {
@@ -433,7 +433,7 @@ pub fn advise_own(v: &View, advisor: &Advisor, out: &mut Printout) {
     }
     let fits = v.verdict() == MemoryFit::Fits;
     let (title, key, list) = if fits {
-        ("Changes that make it faster, simplest first", "faster", advisor.speed_ups())
+        ("Changes that make it faster, simplest first", "faster", advisor.speed_ups(&v.counted))
     } else {
         ("Changes that make it fit, simplest first", "ladder", advisor.remedies())
     };

@@ -18,7 +18,7 @@ use super::words::{self, Price};
 use base::Problems;
 use device::Dry;
 use engine::{check_micro_batch, model_dtype};
-use manifest::{Manifest, Precision};
+use manifest::{Manifest, Precision, Topology};
 use plan::segments::BatchSchedule;
 
 /// Options that override the manifest.
@@ -152,6 +152,29 @@ impl Request {
         Ok((Request { setup, ..self }, line))
     }
 
+    /// Fails if the plan has a pipeline with a ZeRO level that its program refuses there.
+    pub fn check_zero(&self) -> Result<(), Problems> {
+        let Topology { pipeline, zero, .. } = self.setup.topology;
+        let Program::Other(trainer) = self.setup.program else { return Ok(()) };
+        if pipeline == 1 || trainer.piped.is_empty() || trainer.piped.contains(&zero) {
+            return Ok(());
+        }
+        let mut levels = trainer.piped.clone();
+        levels.sort_unstable();
+        let levels: Vec<String> = levels.iter().map(u8::to_string).collect();
+        let engine = if trainer.deepspeed { "DeepSpeed's pipeline engine" } else { &trainer.name };
+        let without = if trainer.zero.contains(&zero) {
+            format!(", or topology.pipeline to 1, where it has ZeRO-{zero}")
+        } else {
+            String::new()
+        };
+        Err(Problems::one(
+            "topology.zero",
+            format!("ZeRO-{zero} in a pipeline of {pipeline} stages: {engine} does not have it"),
+            format!("set topology.zero to {}{without}", levels.join(" or ")),
+        ))
+    }
+
     /// Search for the best topologies of its model, also with the extras. `other` predicts the needs of
     /// another program.
     pub fn search<'a>(&'a self, other: Option<&'a dyn Predict>, extras: Extras) -> Search<'a> {
@@ -185,7 +208,6 @@ fn refuse_numbers(precision: Precision, hw: &Hardware) -> Result<(), Problems> {
     Err(Problems::one("precision", format!("{} has no {what}", hw.name), remedy))
 }
 
-/// Fails if a device cannot reach what `--tflops` says.
 /// A budget with a currency and a price in another cannot be compared.
 fn check_currency(flags: &Flags, price: Price) -> Result<(), Problems> {
     match flags.budget {
@@ -198,6 +220,7 @@ fn check_currency(flags: &Flags, price: Price) -> Result<(), Problems> {
     }
 }
 
+/// Fails if a device cannot reach what `--tflops` says.
 fn check_tflops(tflops: Option<f64>, hw: &Hardware) -> Result<(), Problems> {
     let Some(tflops) = tflops else { return Ok(()) };
     let peak = hw.peak_tflops.max(hw.fp8_tflops).max(hw.fp4_tflops);

@@ -258,6 +258,16 @@ impl Setup {
         self
     }
 
+    /// Devices that the fast links join: those of a node, or of several (NVL72).
+    pub fn link_domain(&self) -> usize {
+        self.hardware.link_domain.max(self.per_node)
+    }
+
+    /// Notes on the basis of a plan whose run takes so many seconds.
+    pub fn notes(&self, seconds: f64) -> Vec<String> {
+        [self.hardware.notes(self.program.name(), seconds), self.foreign_notes()].concat()
+    }
+
     /// Reasons why it cannot run: every rule of the topology, the batch and the shape that it violates.
     pub fn violations(&self) -> Vec<String> {
         let m = &self.model;

@@ -40,6 +40,8 @@ pub struct View {
     /// Parameters of the whole model.
     pub parameters: u64,
     pub stages: Vec<Stage>,
+    /// Stages of gptrain's dry run; empty for another program.
+    pub counted: Vec<dry_run::Stage>,
     /// Bytes of the stage that needs most: the sum of its terms, and as nvidia-smi shows it.
     pub needed: f64,
     pub reserved: f64,
@@ -268,12 +270,13 @@ pub fn for_gptrain(m: &Manifest, setup: Setup, terms: Terms) -> View {
     let parts = dry_run::parts(&counted, &setup);
     let seconds = dry_run::seconds(&counted, &setup);
     let stage_seconds = dry_run::stage_seconds(&counted, &Prices::new(&setup));
-    let mut shapes = ShapeStages::new(m, counted);
+    let mut shapes = ShapeStages::new(m, counted.clone());
     View {
         name: m.name.clone(),
         program: "gptrain",
         parameters: parameters(&setup.model),
         stages,
+        counted,
         needed,
         reserved: needed + around,
         reserved_error: 0.0,

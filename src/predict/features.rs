@@ -78,7 +78,7 @@ pub fn for_time(s: &Setup, time: &Time, own: bool) -> Features {
     let coarse = s.trainer().eager && s.regime.is_some();
     let scatter = s.hardware.scatter * if coarse { COARSE } else { 1.0 };
     let pipeline = TIME_UNSEEN.pipeline * (s.topology.pipeline as f64).ln();
-    let spans = s.ranks() > s.hardware.link_domain.max(s.per_node);
+    let spans = s.ranks() > s.link_domain();
     let sums = if spans { time.data_parallel() / time.total() } else { 0.0 };
     let network = (sums * (SLOW_SUMS - 1.0)).ln_1p();
     let unseen = UnseenDeviation { pipeline, network, ..TIME_UNSEEN };

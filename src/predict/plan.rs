@@ -25,67 +25,92 @@ impl Predict for Predictor {
     }
 
     fn view(&self, m: &Manifest, setup: Setup, terms: Terms) -> View {
-        view(self, m, setup, terms)
+        let p = self.predict(&setup);
+        let needed = p.memory.needed();
+        // The correction by residuals applies to each term.
+        let shrink = (p.gigabytes / needed).min(1.0);
+        let cuts = setup.stages();
+        let scale = p.seconds / p.time.total();
+        View {
+            name: m.name.clone(),
+            program: setup.program.name(),
+            parameters: setup.parameters(),
+            stages: p
+                .memory
+                .stages
+                .iter()
+                .enumerate()
+                .map(|(i, parts)| Stage {
+                    layers: cuts[i].len(),
+                    parameters: setup.stage_parameters(i).iter().sum(),
+                    terms: parts
+                        .iter()
+                        .map(|(name, gb)| (*name, gb * shrink * GB))
+                        .collect(),
+                    sends: Default::default(),
+                })
+                .collect(),
+            counted: Vec::new(),
+            needed: needed * shrink * GB,
+            reserved: p.gigabytes * GB,
+            reserved_error: p.gigabytes_error,
+            headroom: 0.0,
+            capacity: p.memory.capacity * GB,
+            host_needed: 0.0,
+            host_capacity: setup.hardware.host_gib * GIB,
+            device_verdict: p.verdict,
+            parts: p
+                .time
+                .parts
+                .iter()
+                .map(|(name, seconds)| (*name, seconds * scale))
+                .collect(),
+            stage_seconds: p
+                .time
+                .stage_seconds
+                .iter()
+                .map(|seconds| seconds * scale)
+                .collect(),
+            seconds: p.seconds,
+            seconds_error: p.seconds_error,
+            days: plan_run(&m.schedule(), terms.samples, &setup, &mut |s| self.predict(s).seconds),
+            terms,
+            setup,
+            planned_seconds: None,
+        }
     }
 
     fn advise(&self, m: &Manifest, v: &View, out: &mut Printout) {
-        advise(self, m, v, out);
-    }
-}
-
-/// View of another program's estimate.
-fn view(predictor: &Predictor, m: &Manifest, setup: Setup, terms: Terms) -> View {
-    let p = predictor.predict(&setup);
-    let needed = p.memory.needed();
-    // The correction by residuals applies to each term.
-    let shrink = (p.gigabytes / needed).min(1.0);
-    let cuts = setup.stages();
-    let scale = p.seconds / p.time.total();
-    View {
-        name: m.name.clone(),
-        program: setup.program.name(),
-        parameters: setup.parameters(),
-        stages: p
-            .memory
-            .stages
-            .iter()
-            .enumerate()
-            .map(|(i, parts)| Stage {
-                layers: cuts[i].len(),
-                parameters: setup.stage_parameters(i).iter().sum(),
-                terms: parts
-                    .iter()
-                    .map(|(name, gb)| (*name, gb * shrink * GB))
-                    .collect(),
-                sends: Default::default(),
-            })
-            .collect(),
-        needed: needed * shrink * GB,
-        reserved: p.gigabytes * GB,
-        reserved_error: p.gigabytes_error,
-        headroom: 0.0,
-        capacity: p.memory.capacity * GB,
-        host_needed: 0.0,
-        host_capacity: setup.hardware.host_gib * GIB,
-        device_verdict: p.verdict,
-        parts: p
-            .time
-            .parts
-            .iter()
-            .map(|(name, seconds)| (*name, seconds * scale))
-            .collect(),
-        stage_seconds: p
-            .time
-            .stage_seconds
-            .iter()
-            .map(|seconds| seconds * scale)
-            .collect(),
-        seconds: p.seconds,
-        seconds_error: p.seconds_error,
-        days: plan_run(&m.schedule(), terms.samples, &setup, &mut |s| predictor.predict(s).seconds),
-        terms,
-        setup,
-        planned_seconds: None,
+        let now = &self.predict(&v.setup);
+        let shape = shape_lint::lint(&v.setup);
+        if !shape.is_empty() {
+            out.line("\nShape");
+            out.push_indented(&shape);
+        }
+        out.json["shape"] = shape.into();
+        out.json["measured_only_on"] = json!(now.only_site);
+        if let Some(site) = now.only_site {
+            out.line(format!(
+                "\n{} was measured only on {site}: elsewhere its time is doubtful, most of all over\n\
+                 several nodes. Two rows of your own (--calibrate) end that.",
+                v.program
+            ));
+        }
+        let fits = v.device_verdict == MemoryFit::Fits;
+        let (title, key, list, shown) = if fits {
+            let list = speed_ups(self, m, &v.setup, now);
+            ("Changes that make it faster, largest gain first", "faster", list, 6)
+        } else {
+            let list = memory_remedies(self, m, &v.setup, now);
+            ("Changes that make it fit, cheapest first", "ladder", list, 8)
+        };
+        if list.is_empty() && !fits {
+            out.line(
+                "\nNo change of one or two steps fits: more devices (--min-gpus) or a smaller model.",
+            );
+        }
+        out.json[key] = changes_table(&list, v, now).json();
+        out.table(changes_table(list.iter().take(shown), v, now).titled(title));
     }
 }
 
@@ -179,39 +204,6 @@ fn speed_ups(predictor: &Predictor, m: &Manifest, setup: &Setup, now: &Predictio
 fn evaluate(predictor: &Predictor, proposal: Proposal) -> Change {
     let Proposal { what, sets, setup, .. } = proposal;
     Change { what, sets, prediction: predictor.predict(&setup), setup }
-}
-
-fn advise(predictor: &Predictor, m: &Manifest, v: &View, out: &mut Printout) {
-    let now = &predictor.predict(&v.setup);
-    let shape = shape_lint::lint(&v.setup);
-    if !shape.is_empty() {
-        out.line("\nShape");
-        out.push_indented(&shape);
-    }
-    out.json["shape"] = shape.into();
-    out.json["measured_only_on"] = json!(now.only_site);
-    if let Some(site) = now.only_site {
-        out.line(format!(
-            "\n{} was measured only on {site}: elsewhere its time is doubtful, most of all over\n\
-             several nodes. Two rows of your own (--calibrate) end that.",
-            v.program
-        ));
-    }
-    let fits = v.device_verdict == MemoryFit::Fits;
-    let (title, key, list, shown) = if fits {
-        let list = speed_ups(predictor, m, &v.setup, now);
-        ("Changes that make it faster, largest gain first", "faster", list, 6)
-    } else {
-        let list = memory_remedies(predictor, m, &v.setup, now);
-        ("Changes that make it fit, cheapest first", "ladder", list, 8)
-    };
-    if list.is_empty() && !fits {
-        out.line(
-            "\nNo change of one or two steps fits: more devices (--min-gpus) or a smaller model.",
-        );
-    }
-    out.json[key] = changes_table(&list, v, now).json();
-    out.table(changes_table(list.iter().take(shown), v, now).titled(title));
 }
 
 /// Changes, each with its cost in seconds per step.

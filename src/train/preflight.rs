@@ -7,9 +7,10 @@ use base::{Bytes, Problems};
 use checkpoint::DataId;
 use device::{Backend, Gpu, Identity, MemoryKind, OutOfMemory};
 use engine::{Engine, Groups, MemoryPlan};
+use estimate::gptrain::advisor::Advisor;
 use estimate::gptrain::dry_run::{self, MemoryLimits};
-use estimate::gptrain::remedies;
 use estimate::machine;
+use estimate::setup::{Program, Setup};
 use launch::Device;
 use launch::rank::Rank;
 use manifest::{GradientHome, Loaded, Manifest};
@@ -314,10 +315,13 @@ pub fn out_of_memory(
         (_, Some(memory)) => (memory.share(), memory.to_string()),
         (_, None) => return error.into(),
     };
+    let setup = &Setup::new(m, Program::Gptrain, hw);
+    let limits = MemoryLimits { device: share, ..MemoryLimits::new(m, hw) };
+    let advisor = Advisor { effective: &loaded.effective, manifest: m, setup, limits };
     Problems::one(
         place,
         format!("out of memory: {present}; this rank needs {}", stage.memory_plan),
-        remedies::advice(loaded, MemoryLimits { device: share, ..MemoryLimits::new(m, hw) }, hw),
+        advisor.describe_remedies(),
     )
     .into()
 }

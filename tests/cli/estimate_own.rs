@@ -207,7 +207,8 @@ fn what_does_not_fit_is_mended_in_the_order_that_helps() {
 #[test]
 fn what_is_slow_is_sped_up_in_the_order_that_helps() {
     let sets = ["topology.data=16", "batch.global=16", "model.hidden=512", "model.vocab=50000"];
-    let found = changes(&sets, None, &|advisor| advisor.speed_ups());
+    let found =
+        changes(&sets, None, &|advisor| advisor.speed_ups(&dry_run::stages(advisor.manifest)));
     let kinds: Vec<ChangeKind> = found.iter().map(|change| change.kind).collect();
     assert!(kinds.is_sorted() && kinds.first() == Some(&ChangeKind::Accumulate), "{found:#?}");
     let last = found.last().unwrap();

@@ -13,7 +13,7 @@ pub mod softgpu;
 pub mod tracer;
 pub mod unpack;
 
-use gptrain::base::Heads;
+use gptrain::base::{Heads, Problems};
 use gptrain::engine::{Engine, MASTER};
 use gptrain::exchange::hf::{HfTensor, tensors_of};
 use gptrain::manifest::{self, Family, Manifest};
@@ -22,6 +22,11 @@ use std::path::Path;
 
 /// A two-layer model that trains in milliseconds, changed by `--set` strings.
 pub fn manifest(sets: &[&str]) -> Manifest {
+    try_manifest(sets).unwrap_or_else(|problems| panic!("{problems}"))
+}
+
+/// As `manifest`, or the reasons why its settings are refused.
+pub fn try_manifest(sets: &[&str]) -> Result<Manifest, Problems> {
     let text = "
 model: {layers: 2, hidden: 32, heads: 4, vocab: 128, seq_len: 24}
 data: {train: none}
@@ -30,10 +35,8 @@ lr: {peak: 1e-3, decay: constant}
 train: {samples: 800, seed: 7}
 ";
     let sets: Vec<String> = sets.iter().map(|s| s.to_string()).collect();
-    let loaded = manifest::parse(text, "test", Path::new("."), &sets);
-    loaded
-        .unwrap_or_else(|problems| panic!("{problems}"))
-        .manifest
+    let loaded = manifest::parse(text, "test", Path::new("."), &sets)?;
+    Ok(loaded.manifest)
 }
 
 /// Random tokens [samples, seq + 1] of a pattern that can be learned.

@@ -1,9 +1,10 @@
 //! `gptrain estimate --what-if`, `--sizes`
 
+use super::config::Planned;
 use super::progress::Bar;
 use super::records::{Changes, learn};
 use super::search::explain_none;
-use super::{Estimate, config, find_predictor};
+use super::{Estimate, find_predictor};
 use base::table::Printout;
 use base::{Problems, number};
 use estimate::campaign::{self, Law, Member};
@@ -16,7 +17,7 @@ use estimate::setup::{Extras, Program};
 use estimate::verdict::MemoryFit;
 use estimate::view::View;
 use estimate::words;
-use manifest::{Loaded, Model};
+use manifest::{Loaded, Manifest, Model};
 use std::path::Path;
 
 #[derive(clap::Args)]
@@ -79,17 +80,19 @@ struct Plan {
 }
 
 impl Plan {
-    /// Plan of `path`, loaded with the settings `sets`.
+    /// Plan of a run that was loaded with the settings `sets`.
     fn new(
         args: &Estimate,
-        (path, loaded): (&Path, Loaded),
+        planned: Planned,
         sets: &[String],
         changes: Vec<String>,
     ) -> anyhow::Result<Plan> {
         let (_, columns) = split_settings(sets);
-        let mixture = config::mixture(path)?;
+        let mixture = planned.mixture();
+        let loaded = planned.loaded;
         let flags = Flags { columns: &columns, mixture, ..args.flags() };
         let (request, other) = make_request(args, &loaded, flags)?;
+        request.check_zero()?;
         Ok(Plan { view: request.view(other), loaded, changes })
     }
 
@@ -101,21 +104,21 @@ impl Plan {
     fn changed(args: &Estimate, path: &Path, now: &Plan, changes: &str) -> anyhow::Result<Plan> {
         let file = Path::new(changes);
         if file.is_file() {
-            return Plan::new(args, (file, args.load(file, &[])?), &[], Vec::new());
+            return Plan::new(args, args.load(file, &[])?, &[], Vec::new());
         }
         let changes = Changes::read(changes, &now.view.setup)?;
         let sets = [&args.set[..], &changes.sets].concat();
-        let loaded = args
+        let planned = args
             .load(path, &sets)
             .map_err(|error| changes.explain(error))?;
-        Plan::new(args, (path, loaded), &sets, changes.sets)
+        Plan::new(args, planned, &sets, changes.sets)
     }
 }
 
 /// Prints the plan and its changes: one side by side, several as rows. Ok(false) if none of the changed
 /// plans fits, even with a part of its bar.
-pub fn print_changes(args: &Estimate, path: &Path) -> anyhow::Result<bool> {
-    let now = Plan::new(args, (path, args.load(path, &args.set)?), &args.set, Vec::new())?;
+pub fn print_changes(args: &Estimate, path: &Path, planned: Planned) -> anyhow::Result<bool> {
+    let now = Plan::new(args, planned, &args.set, Vec::new())?;
     let plans = args.campaign.what_if.iter();
     let plans = plans
         .map(|changes| Plan::changed(args, path, &now, changes))
@@ -172,16 +175,16 @@ fn make_request(
     }
 }
 
-/// Prints the plan of every size. Ok(false) if one of them does not fit in any topology.
-pub fn print_sizes(args: &Estimate, path: &Path) -> anyhow::Result<bool> {
+/// Prints the plan of every size, with the proportions of `like`, the manifest at `path`. Ok(false) if one
+/// of them does not fit in any topology.
+pub fn print_sizes(args: &Estimate, path: &Path, like: &Manifest) -> anyhow::Result<bool> {
     let law = args.campaign.law.unwrap_or(Law::CHINCHILLA);
-    let like = args.load(path, &args.set)?.manifest;
     let devices = args.search.gpus.unwrap_or(like.topology.ranks());
     let bar = Bar::new();
     let watch = |progress| bar.show(progress);
     let member = |size: &f64| {
         let sets = campaign::sets_for_size(&like.model, *size)?;
-        let loaded = args.load(path, &[&args.set[..], &sets].concat())?;
+        let loaded = args.load(path, &[&args.set[..], &sets].concat())?.loaded;
         let tokens = law.tokens(model::parameters(&loaded.manifest.model) as f64);
         let (_, columns) = split_settings(&args.set);
         let flags = Flags { tokens: Some(tokens), columns: &columns, ..args.flags() };
@@ -200,6 +203,6 @@ pub fn print_sizes(args: &Estimate, path: &Path) -> anyhow::Result<bool> {
         .map(member)
         .collect::<anyhow::Result<Vec<_>>>()?;
     bar.finish();
-    campaign::printout(&like, &members, law, devices).say(args.json);
+    campaign::printout(like, &members, law, devices).say(args.json);
     Ok(members.iter().all(|member| member.best.is_ok()))
 }

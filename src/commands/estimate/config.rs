@@ -35,19 +35,31 @@ pub struct ModelFile {
     pub place: PathBuf,
 }
 
-/// Text and place of the config.json that a path names, the file or that in a folder. None for another file.
-fn read_text(path: &Path) -> Option<(Vec<u8>, PathBuf)> {
-    let file = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
-    let is_json = file.extension().is_some_and(|end| end == "json");
-    let text = is_json
-        .then(|| input::read_named(&file, LARGEST).ok())
-        .flatten()?;
-    hf::is_config(&text).then_some((text, file))
+/// Run to plan: its manifest, and the config.json that it is made from.
+pub struct Planned {
+    pub loaded: Loaded,
+    pub file: Option<ModelFile>,
 }
 
-/// Model of that config.json.
+impl From<Loaded> for Planned {
+    fn from(loaded: Loaded) -> Planned {
+        Planned { loaded, file: None }
+    }
+}
+
+impl Planned {
+    /// Mixture of experts of which the manifest has the dense part.
+    pub fn mixture(&self) -> Option<Mixture> {
+        self.file.as_ref()?.mixture
+    }
+}
+
+/// Model of the config.json that a path names, the file or that in a folder. None for another file.
 pub fn read(path: &Path) -> anyhow::Result<Option<ModelFile>> {
-    let Some((text, place)) = read_text(path) else { return Ok(None) };
+    let place = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
+    let is_json = place.extension().is_some_and(|end| end == "json");
+    let text = is_json.then(|| input::read_named(&place, LARGEST).ok());
+    let Some(text) = text.flatten().filter(|text| hf::is_config(text)) else { return Ok(None) };
     let name = place.display().to_string();
     let Some(Described { model, mixture }) = mixture::config::parse(&text, &name)? else {
         let config = hf::parse_config(&text, name)?;
@@ -58,16 +70,9 @@ pub fn read(path: &Path) -> anyhow::Result<Option<ModelFile>> {
     Ok(Some(ModelFile { config, mixture: Some(mixture), place }))
 }
 
-/// Mixture of experts of that config.json, if it describes one.
-pub fn mixture(path: &Path) -> Result<Option<Mixture>, Problems> {
-    let Some((text, place)) = read_text(path) else { return Ok(None) };
-    let described = mixture::config::parse(&text, &place.display().to_string())?;
-    Ok(described.map(|described| described.mixture))
-}
-
-/// Manifest of the run of a model in a config.json. That of a mixture of experts has its dense part.
-pub fn planned_run(file: &ModelFile, sets: &[String]) -> anyhow::Result<Loaded> {
-    refuse_shape(file, sets)?;
+/// Run of a model in a config.json. The manifest of a mixture of experts has its dense part.
+pub fn planned_run(file: ModelFile, sets: &[String]) -> anyhow::Result<Planned> {
+    refuse_shape(&file, sets)?;
     let model = for_training(&file.config);
     let tokens = file.tokens();
     let text = format!(
@@ -77,7 +82,8 @@ pub fn planned_run(file: &ModelFile, sets: &[String]) -> anyhow::Result<Loaded> 
         model_section(&model)
     );
     let place = file.place.display().to_string();
-    Ok(source::new_manifest(&text, &place, Path::new("imported"), sets)?.1)
+    let (_, loaded) = source::new_manifest(&text, &place, Path::new("imported"), sets)?;
+    Ok(Planned { loaded, file: Some(file) })
 }
 
 /// The model with samples of the usual length. A table of learned positions keeps its rows.

@@ -1,6 +1,7 @@
 //! `gptrain estimate --log`: rates of a training, from its own log.
 
-use super::{Estimate, config, records};
+use super::config::Planned;
+use super::{Estimate, records};
 use base::Problems;
 use base::table::{Cell, Printout, Rows};
 use estimate::logs::{self, LogEnd};
@@ -10,7 +11,6 @@ use estimate::request::{Flags, Request};
 use estimate::setup::Setup;
 use estimate::words;
 use exchange::script::{self, ScriptChoices};
-use manifest::Loaded;
 use plan::robust::median;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -40,12 +40,13 @@ impl Estimate {
     pub(super) fn print_log(&self, path: &Path) -> anyhow::Result<()> {
         let text = records::read(path)?;
         let name = path.display().to_string();
-        let loaded = self.manifest_of_log(&text, &name)?;
-        let named = self.hardware.is_some() || loaded.manifest.plan.hardware.is_some();
+        let planned = self.run_of_log(&text, &name)?;
+        let mixture = planned.mixture();
+        let manifest = planned.loaded.manifest;
+        let named = self.hardware.is_some() || manifest.plan.hardware.is_some();
         let (_, columns) = split_settings(&self.set);
-        let mixture = self.manifest.as_deref().map_or(Ok(None), config::mixture)?;
         let flags = Flags { columns: &columns, mixture, ..self.flags() };
-        let request = Request::new(loaded.manifest, &flags)?;
+        let request = Request::new(manifest, &flags)?;
         let Request { manifest: m, setup, terms, .. } = &request;
         let log = logs::read(&text, &name, setup)?;
         let mut steps: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
@@ -105,17 +106,17 @@ impl Estimate {
         Ok(())
     }
 
-    /// Manifest that is given, or that the log's own arguments make.
-    fn manifest_of_log(&self, text: &str, name: &str) -> anyhow::Result<Loaded> {
+    /// Run that is given, or that the log's own arguments make.
+    fn run_of_log(&self, text: &str, name: &str) -> anyhow::Result<Planned> {
         if let Some(manifest) = &self.manifest {
             return self.load(manifest, &self.set);
         }
         if let Some(script) = &self.args {
-            return self.script.planned_run(script, &self.set);
+            return Ok(self.script.planned_run(script, &self.set)?.into());
         }
         let choices = ScriptChoices { sets: self.set.clone(), ..ScriptChoices::default() };
         match script::read_log(text, name, &choices)? {
-            Some(run) => Ok(run.loaded),
+            Some(run) => Ok(run.loaded.into()),
             None => Err(Problems::one(
                 name,
                 "has no arguments of Megatron, which say the model and the ranks",

@@ -17,6 +17,7 @@ use crate::manifest::new::{New, parse_family};
 use crate::options::Overwrite;
 use base::table::Printout;
 use base::{Problems, number};
+use config::Planned;
 use estimate::gptrain::advisor::Advisor;
 use estimate::gptrain::dry_run::MemoryLimits;
 use estimate::machine::split_settings;
@@ -167,28 +168,27 @@ impl Estimate {
     /// Prints the plan. Ok(false) if it does not fit, by its whole bar.
     fn print_plan(&self) -> anyhow::Result<bool> {
         let (settings, columns) = split_settings(&self.set);
-        let model = self.from.as_deref().or(self.manifest.as_deref());
-        let mixture = model.map_or(Ok(None), config::mixture)?;
-        self.refuse_for_mixture(mixture)?;
-        if let Some(path) = &self.manifest
-            && let Some(file) = config::read(path)?
-        {
-            self.say_defaults(&file);
-        }
-        let loaded = match (&self.from, &self.args, &self.manifest) {
+        let planned = match (&self.from, &self.args, &self.manifest) {
             (Some(from), ..) => foreign::planned_run(from, &settings)?,
-            (None, Some(script), _) => self.script.planned_run(script, &settings)?,
+            (None, Some(script), _) => self.script.planned_run(script, &settings)?.into(),
             (None, None, manifest) => {
-                let path = manifest.as_ref().expect("clap asks for it");
-                if !self.campaign.what_if.is_empty() {
-                    return campaign::print_changes(self, path);
-                }
-                if !self.campaign.sizes.is_empty() {
-                    return campaign::print_sizes(self, path);
-                }
-                self.load(path, &self.set)?
+                self.load(manifest.as_ref().expect("clap asks for it"), &self.set)?
             }
         };
+        let mixture = planned.mixture();
+        self.refuse_for_mixture(mixture)?;
+        if let Some(path) = &self.manifest {
+            if let Some(file) = &planned.file {
+                self.say_defaults(file);
+            }
+            if !self.campaign.what_if.is_empty() {
+                return campaign::print_changes(self, path, planned);
+            }
+            if !self.campaign.sizes.is_empty() {
+                return campaign::print_sizes(self, path, &planned.loaded.manifest);
+            }
+        }
+        let loaded = planned.loaded;
         let until = self.campaign.tokens_until_loss(&loaded.manifest.model)?;
         let tokens = until.or(self.tokens);
         let flags = Flags { tokens, columns: &columns, mixture, ..self.flags() };
@@ -203,6 +203,7 @@ impl Estimate {
         if self.search.is_asked() {
             return search::run(self, &request, other);
         }
+        request.check_zero()?;
         let (view, mut out) = advise(&request, &loaded.effective, other);
         if let (Some(loss), Some(tokens)) = (self.campaign.until_loss, until) {
             let tokens = words::size(tokens);
@@ -217,12 +218,12 @@ impl Estimate {
     }
 
     /// Loads the manifest, or makes one for a size.
-    fn load(&self, path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
+    fn load(&self, path: &Path, sets: &[String]) -> anyhow::Result<Planned> {
         let (sets, _) = &split_settings(sets);
         if self.family.is_none()
             && let Some(file) = config::read(path)?
         {
-            return config::planned_run(&file, sets);
+            return config::planned_run(file, sets);
         }
         let size = path.to_str().filter(|_| !path.exists()).map(words::tokens);
         let Some(Ok(size)) = size else {
@@ -234,11 +235,11 @@ impl Estimate {
                 )
                 .into());
             }
-            return self.load_manifest(path, sets);
+            return Ok(self.load_manifest(path, sets)?.into());
         };
         let name = path.display().to_string();
         let new = New { params: Some(size as u64), family: self.family, ..New::default() };
-        Ok(manifest::parse(&new.text(&name)?, &name, Path::new("."), sets)?)
+        Ok(manifest::parse(&new.text(&name)?, &name, Path::new("."), sets)?.into())
     }
 
     /// Whether --gpus is the number of ranks of a manifest with `topology.data: auto`.

@@ -2,7 +2,7 @@
 //! run, with AdamW's states, the number of updates, the learning rates and the place in the data.
 
 use super::{lines, say_refused};
-use crate::estimate::config::{self, ModelFile};
+use crate::estimate::config::{self, ModelFile, Planned};
 use crate::new_run::write_run;
 use base::output::Existing;
 use base::{Bytes, Count, DType, Problems};
@@ -10,7 +10,7 @@ use checkpoint::atomic_folder::{self, FolderKind};
 use exchange::foreign::{self, Choices, Format, Needed, RunDescription};
 use exchange::hf::read_config;
 use exchange::source::{self, DryRun};
-use manifest::{Loaded, Manifest};
+use manifest::Manifest;
 use model::{Layout, ModelShard};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -169,9 +169,9 @@ fn size(m: &Manifest) -> (u64, Bytes) {
     (model::parameters(model), Bytes(bytes_of_value * largest as u64))
 }
 
-/// Manifest of the run that a folder would become, for its plan. Missing settings get example values,
+/// Run that a folder would become, for its plan. Missing settings get example values,
 /// except those of the model and the batch.
-pub fn planned_run(from: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
+pub fn planned_run(from: &Path, sets: &[String]) -> anyhow::Result<Planned> {
     let format = foreign::detect(from)?;
     if format == Format::HuggingFace {
         let file = match config::read(from)? {
@@ -180,11 +180,11 @@ pub fn planned_run(from: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
                 ModelFile { config: read_config(from)?, mixture: None, place: from.to_path_buf() }
             }
         };
-        return config::planned_run(&file, sets);
+        return config::planned_run(file, sets);
     }
     let choices = Choices { sets: sets.to_vec(), needed: Needed::Plan, ..Choices::default() };
     if format == Format::HfTrainer {
-        return Ok(source::open(from, &choices)?.loaded().clone());
+        return Ok(source::open(from, &choices)?.loaded().clone().into());
     }
-    source::planned_run(&foreign::open(from, format, &choices)?, &choices)
+    Ok(source::planned_run(&foreign::open(from, format, &choices)?, &choices)?.into())
 }

@@ -8,6 +8,7 @@
 mod host_grads;
 mod offload;
 mod plan;
+mod maxima;
 mod ring;
 mod slices;
 mod windows;
@@ -15,6 +16,7 @@ mod windows;
 mod tests;
 
 pub use host_grads::{GradSums, Norms, ZeroCounts};
+pub use maxima::RankMaxima;
 pub use offload::Offload;
 pub use plan::{BucketState, OffloadPlan, Residence, plan_buckets, plan_fp8_codes, plan_states};
 pub use ring::Windows;

@@ -257,7 +257,7 @@ topology: {data: 2, zero: 1, offload: optimizer}
         let rule = optimizer_rule(&m);
         let lay_out = |arenas: &Arenas| {
             let buckets = params::plan_buckets(1, dp_rank, &layout, DType::BF16, on_host, arenas);
-            let states = params::plan_states(&layout, &buckets, &*rule, true, arenas);
+            let (states, _) = params::plan_states(&layout, &buckets, &*rule, true, arenas);
             let offload = Offload::plan(&buckets, &states, DType::BF16, size, &arenas.staging);
             let scalars = arenas.inputs.matrix(1, 3, DType::F32);
             (buckets, states, offload, scalars, arenas.inputs.matrix(1, 1, DType::I64))

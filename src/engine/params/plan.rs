@@ -14,6 +14,7 @@
 //! buffers of ZeRO 3. Under ZeRO two smaller windows hold the shards to be gathered next. The
 //! gradients of blocks may also be stored on the host (`host_grads`).
 
+use super::maxima::RankMaxima;
 use super::ring::{WEIGHT_WINDOWS, Windows, gradient_windows};
 use crate::arenas::Arenas;
 use crate::rule::OptimizerRule;
@@ -260,39 +261,48 @@ fn sums_of_ops(bucket: &Bucket, grads: Tensor) -> Vec<Tensor> {
         .collect()
 }
 
-/// Lays out the states of every parameter of which this rank holds a part. With `offload`,
-/// offloadable states are placed on the host.
+/// Lays out the states of every parameter of which this rank holds a part, in as much memory as the
+/// rank with most needs. With `offload`, offloadable states are placed on the host.
 pub fn plan_states(
     layout: &Layout,
     buckets: &[BucketState],
     rule: &dyn OptimizerRule,
     offload: bool,
     arenas: &Arenas,
-) -> Vec<ParamStates> {
+) -> (Vec<ParamStates>, RankMaxima) {
     let on_host = |spec: &StateSpec| offload && spec.offloads;
+    let specs: Vec<Vec<StateSpec>> = layout
+        .params()
+        .map(|param| rule.states(&param.spec))
+        .collect();
+    let weights: Vec<Tensor> = buckets.iter().map(|bucket| bucket.weights.own).collect();
+    let maxima = RankMaxima::new(layout, &weights, &specs, on_host);
+    let [on_device, offloaded] =
+        [(&arenas.optimizer, maxima.device_bytes), (&arenas.host_states, maxima.host_bytes)]
+            .map(|(arena, bytes)| Arena::over(arena.matrix(1, bytes, DType::U8)));
+    let mut specs = specs.iter();
     let mut states = Vec::new();
     for (layout, bucket) in layout.buckets.iter().zip(buckets) {
         let own = &bucket.own;
-        for param in &layout.params {
+        for (param, specs) in layout.params.iter().zip(&mut specs) {
             let start = param.offset.clamp(own.start, own.end);
             let end = param.range().end.clamp(start, own.end);
             let cut = |flat: Tensor| flat.span(start - own.start, end - start);
             let part = if start < end { start - param.offset..end - param.offset } else { 0..0 };
-            let specs = rule.states(&param.spec);
             assert_eq!(specs[0].name, MODEL, "{}: the first state", param.name);
             states.extend(ParamStates::plan(
                 param,
                 part,
                 cut(bucket.weights.own),
                 cut(bucket.grads.own),
-                &specs,
+                specs,
                 on_host,
                 |spec: &StateSpec, len| {
-                    let arena = if on_host(spec) { &arenas.host_states } else { &arenas.optimizer };
+                    let arena = if on_host(spec) { &offloaded } else { &on_device };
                     arena.matrix(1, len, spec.dtype)
                 },
             ));
         }
     }
-    states
+    (states, maxima)
 }

@@ -6,7 +6,7 @@
 mod tests;
 
 use super::groups::Groups;
-use super::params::{ShardedParams, is_whole};
+use super::params::{RankMaxima, ShardedParams, is_whole};
 use super::states::{Extent, MODEL, ParamStates, StateSpec};
 use base::DType;
 use comm::Group;
@@ -63,6 +63,7 @@ impl std::error::Error for ReplicasDiverged {}
 pub fn plan_digests(
     groups: &Groups,
     states: &[ParamStates],
+    maxima: RankMaxima,
     params: usize,
     arena: &Arena,
 ) -> Tensor {
@@ -71,15 +72,12 @@ pub fn plan_digests(
         .size()
         .max(groups.grad_sum.size())
         .max(groups.embedding.size());
-    let specs = || {
-        states
-            .iter()
-            .flat_map(ParamStates::iter)
-            .map(|(spec, ..)| spec)
-    };
+    let states = states.iter().flat_map(ParamStates::iter);
     // The model weights are the only compared state of sharded parameters.
-    let whole = specs().filter(|spec| !spec.extent.is_sharded()).count();
-    arena.matrix(ranks, specs().count().max(whole + params), DType::I64)
+    let whole = states
+        .filter(|(spec, ..)| !spec.extent.is_sharded())
+        .count();
+    arena.matrix(ranks, maxima.states.max(whole + params), DType::I64)
 }
 
 /// Part of a state that must be equal among the ranks of a group.

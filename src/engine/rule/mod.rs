@@ -41,7 +41,8 @@ pub trait OptimizerRule {
     /// have the parameter's columns (`Extent::is_sharded`). Every replica keeps the others whole.
     fn states(&self, param: &ParamSpec) -> Vec<StateSpec>;
 
-    /// Number of f32 of scratch (`Step::scratch`) for an update of these parameters.
+    /// Number of f32 of scratch (`Step::scratch`) for an update of these parameters. Equal on all
+    /// ranks of a stage.
     fn scratch(&self, _: &Place, _: &[ParamStates]) -> usize {
         0
     }

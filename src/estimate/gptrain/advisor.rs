@@ -4,8 +4,8 @@
 
 use super::compression::CompressionGain;
 use super::dry_run::{self, MemoryLimits};
-use crate::change::{ChangeKind, Proposal, propose_faster, propose_smaller};
-use crate::search::{Planner, Search, print};
+use crate::change::{ChangeKind, Proposal, propose_faster, propose_smaller, set_flags};
+use crate::search::{MOST_DEVICES, Planner, Search, print};
 use crate::setup::{Extras, Setup};
 use base::Bytes;
 use manifest::{self, Adam8bit, Manifest, Optimizer};
@@ -45,6 +45,9 @@ const SUMS: f64 = 0.1;
 /// Factor of the tokens per step that is tried.
 const TIMES: usize = 4;
 
+/// Maximum number of remedies in words.
+const NAMED: usize = 5;
+
 impl Advisor<'_> {
     /// Smallest sets of changes that make every rank fit: single changes, else pairs; and the fastest
     /// topology over the same devices, if all of these put states on the host or in 8 bits. Grouped by kind,
@@ -68,15 +71,43 @@ impl Advisor<'_> {
         sort_changes(found)
     }
 
+    /// Remedies in words if gptrain cannot reserve its memory: small changes or another topology, else more
+    /// GPUs.
+    pub fn describe_remedies(&self) -> String {
+        let remedies = self.remedies();
+        if remedies.is_empty() {
+            return self.suggest_more_gpus();
+        }
+        let changes = remedies.iter().take(NAMED);
+        changes
+            .map(|change| format!("{} ({})", set_flags(&change.sets), change.bytes))
+            .collect::<Vec<_>>()
+            .join("\n      or ")
+    }
+
+    /// The fewest GPUs.
+    fn suggest_more_gpus(&self) -> String {
+        let ranks = self.setup.ranks();
+        match self.search().find_fewest_devices(MOST_DEVICES) {
+            Some(found) => format!(
+                "no topology over {ranks} GPUs fits; {} GPUs hold it: {}",
+                found.best.setup.ranks(),
+                set_flags(&print::sets(self.manifest, &found.best.setup))
+            ),
+            None => {
+                "no topology over any number of such GPUs fits: make the model smaller".to_string()
+            }
+        }
+    }
+
     /// Changes that are faster and fit, grouped by kind, fastest first. A change that is faster but does
-    /// not fit is tried with 8-bit moments and with offloaded states.
-    pub fn speed_ups(&self) -> Vec<Change> {
-        let stages = dry_run::stages(self.manifest);
-        let now = dry_run::seconds(&stages, self.setup);
+    /// not fit is tried with 8-bit moments and with offloaded states. `stages` are those of the plan.
+    pub fn speed_ups(&self, stages: &[dry_run::Stage]) -> Vec<Change> {
+        let now = dry_run::seconds(stages, self.setup);
         let mut found = Vec::new();
         let mut too_large = Vec::new();
         for proposal in self
-            .accumulate(&stages)
+            .accumulate(stages)
             .into_iter()
             .chain(propose_faster_step(self.setup))
         {
@@ -98,17 +129,19 @@ impl Advisor<'_> {
 
     /// Fastest topology over as many devices, with the manifest's optimizer and states on the devices.
     fn fastest_topology(&self) -> Option<Change> {
-        let Advisor { manifest: m, setup, limits, .. } = *self;
-        let planner = Planner::for_gptrain(m, limits);
-        let samples = m.train.samples;
-        let search = Search::new(planner, setup, m.batch.ramp(), samples, Extras::default());
-        let found = search.first(setup.ranks())?.setup;
+        let found = self.search().first(self.setup.ranks())?.setup;
         self.fitting(Proposal {
             kind: ChangeKind::Shard,
             what: print::describe(&found),
-            sets: print::sets(m, &found),
+            sets: print::sets(self.manifest, &found),
             setup: found,
         })
+    }
+
+    fn search(&self) -> Search<'_> {
+        let Advisor { manifest: m, setup, limits, .. } = *self;
+        let planner = Planner::for_gptrain(m, limits);
+        Search::new(planner, setup, m.batch.ramp(), m.train.samples, Extras::default())
     }
 
     /// Each change of `first`, followed by each that `second` derives from it.

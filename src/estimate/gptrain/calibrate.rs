@@ -543,8 +543,8 @@ train: {samples: 800}
         let one = Measured { groups: Vec::new(), ..measured() };
         let learned = learn(&one, "bench.json", &m, setup(&m)).unwrap();
         assert_eq!(learned.hardware.links, Links::default());
-        near(learned.hardware.link(true, 2).gb_s, 5.0 * 0.7);
-        near(learned.hardware.link(false, 2).gb_s, 0.5 * 0.7);
+        near(learned.hardware.link(true, 2.0).gb_s, 5.0 * 0.7);
+        near(learned.hardware.link(false, 2.0).gb_s, 0.5 * 0.7);
     }
 
     /// One line that names the file, what is wrong, and a remedy.

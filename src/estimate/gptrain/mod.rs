@@ -8,7 +8,6 @@ pub mod cuts;
 pub mod bounds;
 mod memo;
 pub mod advisor;
-pub mod remedies;
 pub mod drift;
 pub mod calibrate;
 pub mod tuned_cuts;

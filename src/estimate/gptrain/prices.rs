@@ -27,14 +27,14 @@ struct Hops {
 
 impl Hops {
     fn new(s: &Setup, members: &[usize]) -> Hops {
-        let on_node = count_on_node(s, members);
+        let joined = count_joined(s, members);
         // A CPU's latency is measured for a whole collective.
-        if on_node == members.len() || s.hardware.name == CPU {
+        if joined == members.len() || s.hardware.name == CPU {
             return Hops::default();
         }
         Hops {
-            gather: rings::gather_latency(members.len(), on_node),
-            sum: rings::sum_latency(members.len(), on_node),
+            gather: rings::gather_latency(members.len(), joined),
+            sum: rings::sum_latency(members.len(), joined),
         }
     }
 
@@ -70,7 +70,7 @@ impl<'a> Prices<'a> {
         let hops = Hops::new(s, &groups[DATA]);
         let mut links = groups
             .each_ref()
-            .map(|members| (count_on_node(s, members) == members.len(), link(s, members)));
+            .map(|members| (count_joined(s, members) == members.len(), link(s, members)));
         links[DATA].1 = replica_link(s);
         Prices { hw, shares: hw.shares().divide_among(ranks), links, hops, factors: hw.parts }
     }
@@ -168,31 +168,38 @@ fn row(group: &str) -> usize {
         .expect("a group of TRAFFIC")
 }
 
-/// Number of a group's members on its first member's node.
-fn count_on_node(s: &Setup, members: &[usize]) -> usize {
-    let node = |rank: &usize| rank / s.per_node;
+/// Number of a group's members that the fast links join to its first.
+fn count_joined(s: &Setup, members: &[usize]) -> usize {
+    let domain = |rank: &usize| rank / s.link_domain();
     members
         .iter()
-        .filter(|rank| node(rank) == node(&members[0]))
+        .filter(|rank| domain(rank) == domain(&members[0]))
         .count()
+}
+
+/// Number of groups that share a node's adapters, if `joined` members of each are in one link domain, whose
+/// nodes' adapters they all use.
+fn groups_of_node(s: &Setup, joined: usize) -> f64 {
+    let domain = s.link_domain();
+    domain.div_ceil(joined) as f64 * (s.per_node as f64 / domain as f64)
 }
 
 /// Link of a rank to the next of its replicas.
 pub fn replica_link(s: &Setup) -> Link {
     let grid = s.topology.grid();
     let members = grid.group(grid.first(), GRADIENT_AXES);
-    let on_node = count_on_node(s, &members);
-    if on_node == members.len() {
+    let joined = count_joined(s, &members);
+    if joined == members.len() {
         return link(s, &members);
     }
-    let nodes = members.len().div_ceil(on_node);
-    s.hardware.ring_link(s.per_node.div_ceil(on_node), nodes)
+    let nodes = members.len().div_ceil(joined);
+    s.hardware.ring_link(groups_of_node(s, joined), nodes)
 }
 
 /// Link of a rank to the next of its group. The members of a group on one node are in one ring, which
 /// leaves the node once: they share their part of its adapters.
 pub fn link(s: &Setup, members: &[usize]) -> Link {
-    let on_node = count_on_node(s, members);
+    let joined = count_joined(s, members);
     s.hardware
-        .link(on_node == members.len(), s.per_node.div_ceil(on_node))
+        .link(joined == members.len(), groups_of_node(s, joined))
 }

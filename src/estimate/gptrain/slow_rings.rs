@@ -4,15 +4,16 @@ use super::dry_run;
 use super::prices::{self, Prices};
 use crate::hardware::Hardware;
 use crate::setup::Setup;
+use crate::view::View;
 use base::Seconds;
-use manifest::Manifest;
 
 /// Share of a step by which slow rings make it longer, above which they are described.
 const SEEN: f64 = 0.01;
 
 /// Speed of the rings, and a step's time with and without them. None if all replicas are on one node, or
 /// slow rings hardly matter.
-pub fn describe(m: &Manifest, s: &Setup) -> Option<String> {
+pub fn describe(v: &View) -> Option<String> {
+    let s = &v.setup;
     let hw = s.hardware;
     if s.topology.data == 1 || !hw.has_slow_rings() {
         return None;
@@ -23,9 +24,8 @@ pub fn describe(m: &Manifest, s: &Setup) -> Option<String> {
     if ring >= adapters {
         return None;
     }
-    let stages = dry_run::stages(m);
     let [ours, without] =
-        [s, &fast].map(|s| dry_run::seconds_with_prices(&stages, s, &Prices::new(s)));
+        [s, &fast].map(|s| dry_run::seconds_with_prices(&v.counted, s, &Prices::new(s)));
     let matters = ours > (1.0 + SEEN) * without;
     matters.then(|| {
         format!(

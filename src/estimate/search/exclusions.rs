@@ -43,17 +43,10 @@ impl Search<'_> {
     fn has_cuts(&self, m: &Manifest, devices: usize) -> bool {
         let setup = &Setup { micro: 1, ..self.setup.for_manifest(m) };
         let planner = Planner { manifest: m, ..self.planner };
-        let Search { samples, extras, .. } = *self;
-        let search = Search {
-            planner,
-            setup,
-            ramp: m.batch.ramp(),
-            samples,
-            extras,
-            bounds: None,
-            watch: None,
-        };
-        !search.cuts(devices).is_empty()
+        let ramp = m.batch.ramp();
+        !Search { planner, setup, ramp, ..self.clone() }
+            .cuts(devices)
+            .is_empty()
     }
 }
 

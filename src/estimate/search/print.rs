@@ -25,14 +25,18 @@ pub fn print_fewest_devices(m: &Manifest, found: &Answer) -> Printout {
     });
     let mut out = Printout::new(json);
     out.line(format!("{}: at least {} × {}: {}", m.name, s.ranks(), s.hardware.name, needs(best)));
-    out.line(format!("  {}", describe(s)));
-    out.push_indented(flag_lines(&sets(m, s)));
+    add_cut(m, s, &mut out);
     if let Some(found) = in_doubt {
         out.line(format!("{} of them may be enough: {}", ranks(found), needs(found)));
-        out.line(format!("  {}", describe(&found.setup)));
-        out.push_indented(flag_lines(&sets(m, &found.setup)));
+        add_cut(m, &found.setup, &mut out);
     }
     out
+}
+
+/// Adds a cut in words, and its flags.
+fn add_cut(m: &Manifest, s: &Setup, out: &mut Printout) {
+    out.line(format!("  {}", describe(s)));
+    out.push_indented(flag_lines(&sets(m, s)));
 }
 
 /// The fewest devices on which the run ends within `days` of the calendar.
@@ -51,8 +55,7 @@ pub fn print_deadline(m: &Manifest, terms: &Terms, days: f64, found: &Planned) -
         span(duration),
         terms.paid(run),
     ));
-    out.line(format!("  {}", describe(setup)));
-    out.push_indented(flag_lines(&sets(m, setup)));
+    add_cut(m, setup, &mut out);
     let [_, latest] = words::range(duration, candidate.seconds_error);
     if latest > 86400.0 * days {
         out.line(format!(
@@ -61,8 +64,7 @@ pub fn print_deadline(m: &Manifest, terms: &Terms, days: f64, found: &Planned) -
             (days / (1.0 + candidate.seconds_error)).floor().max(1.0)
         ));
     }
-    out.push_indented(setup.hardware.notes(setup.program.name(), duration));
-    out.push_indented(setup.foreign_notes());
+    out.push_indented(setup.notes(duration));
     out
 }
 
@@ -156,16 +158,14 @@ pub fn ranking(
         words::size(terms.tokens as f64),
         terms.paid(&chosen.days),
     ));
-    out.line(format!("  {}", describe(setup)));
-    out.push_indented(flag_lines(&sets(m, setup)));
+    add_cut(m, setup, &mut out);
     if let MemoryFit::MayNotFit(share) = chosen.candidate.verdict {
         let share = verdict::percent(share);
         out.line(format!(
             "  No topology fits with its whole bar. {share} of this one's is above the memory."
         ));
     }
-    out.push_indented(setup.hardware.notes(setup.program.name(), duration));
-    out.push_indented(setup.foreign_notes());
+    out.push_indented(setup.notes(duration));
     let smaller =
         if found.only_smaller { ", none without 8-bit moments or states on the host" } else { "" };
     out.table(plan_table(m, terms, &found.best).titled(format!(
@@ -184,21 +184,19 @@ pub fn ranking(
         let setup = &planned.candidate.setup;
         let slower = planned.days.seconds / fastest.days.seconds - 1.0;
         out.line(format!(
-            "The simplest of them that leaves a tenth of the memory free is {:.1} % slower:\n  {}",
-            100.0 * slower,
-            describe(setup)
+            "The simplest of them that leaves a tenth of the memory free is {:.1} % slower:",
+            100.0 * slower
         ));
-        out.push_indented(flag_lines(&sets(m, setup)));
+        add_cut(m, setup, &mut out);
     }
     if let Some(planned) = in_doubt {
-        let Candidate { setup, .. } = &planned.candidate;
+        let Candidate { setup, seconds, seconds_error, .. } = &planned.candidate;
         out.line(format!(
-            "The fastest whose memory may not fit: {}{}\n  {}",
-            words::with_bar(planned.candidate.seconds, planned.candidate.seconds_error),
-            doubt(&planned.candidate),
-            describe(setup)
+            "The fastest whose memory may not fit: {}{}",
+            words::with_bar(*seconds, *seconds_error),
+            doubt(&planned.candidate)
         ));
-        out.push_indented(flag_lines(&sets(m, setup)));
+        add_cut(m, setup, &mut out);
     }
     out.table(plan_table(m, terms, &found.pareto).titled(
         "Pareto: the best of each number of devices that is faster or cheaper than all others:",
@@ -371,24 +369,28 @@ pub fn sets(m: &Manifest, s: &Setup) -> Vec<String> {
 
 /// Settings of `m` for a model of another size and a cut of it.
 pub fn sized_sets(m: &Manifest, s: &Setup) -> Vec<String> {
-    let Model { layers, hidden, heads, ffn_hidden, .. } = s.model;
-    let mut all = vec![
-        format!("model.layers={layers}"),
-        format!("model.hidden={hidden}"),
-        format!("model.heads={heads}"),
-        format!("model.ffn_hidden={ffn_hidden}"),
-    ];
-    let or_null = |size: Option<usize>| size.map_or("null".to_string(), |size| size.to_string());
-    for (key, before, now) in [
-        ("model.kv_heads", m.model.kv_heads, s.model.kv_heads),
-        ("model.head_dim", m.model.head_dim, s.model.head_dim),
-    ] {
-        if before.is_some() || now.is_some() {
-            all.push(format!("{key}={}", or_null(now)));
+    let mut all = shape_sets(&s.model);
+    for (key, before) in [("kv_heads", m.model.kv_heads), ("head_dim", m.model.head_dim)] {
+        if before.is_none() {
+            all.retain(|set| *set != format!("model.{key}=null"));
         }
     }
     all.extend(sets(m, s));
     all
+}
+
+/// Settings of a model's layers, widths and heads.
+pub fn shape_sets(model: &Model) -> Vec<String> {
+    let Model { layers, hidden, heads, ffn_hidden, kv_heads, head_dim, .. } = *model;
+    let or_null = |size: Option<usize>| size.map_or("null".to_string(), |size| size.to_string());
+    vec![
+        format!("model.layers={layers}"),
+        format!("model.hidden={hidden}"),
+        format!("model.heads={heads}"),
+        format!("model.ffn_hidden={ffn_hidden}"),
+        format!("model.kv_heads={}", or_null(kv_heads)),
+        format!("model.head_dim={}", or_null(head_dim)),
+    ]
 }
 
 /// Settings as flags.

@@ -143,7 +143,7 @@ impl Rates<'_> {
             scores: hw.units as f64 * SCORES * constant(T::Hbm) * wide * eager,
             bus: hw.bus_gb_s * 1e9 * constant(T::Bus),
             network: hw.network_gb_s * 1e9 * repaired,
-            domain: hw.link_domain.max(s.per_node),
+            domain: s.link_domain(),
         }
     }
 

@@ -51,7 +51,12 @@ struct Job<'a> {
     param: &'a Param,
     /// None if this rank updates no part of it.
     states: Option<&'a ParamStates>,
-    /// Coordinates of the owner among data-parallel and tensor-parallel ranks.
+    owner: StageRank,
+}
+
+/// Coordinates of a rank among the data-parallel and tensor-parallel ranks of a stage.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct StageRank {
     data: usize,
     tensor: usize,
 }
@@ -130,7 +135,8 @@ impl Muon {
         let new_job = |(matrix, owner): owners::Owned| {
             let param = matrices[matrix];
             let states = by_offset.get(&param.offset).copied();
-            Job { param, states, data: owner % replicas, tensor: owner / replicas }
+            let owner = StageRank { data: owner % replicas, tensor: owner / replicas };
+            Job { param, states, owner }
         };
         owners::rounds(&costs, replicas * at.groups.tensor.size())
             .into_iter()
@@ -138,15 +144,16 @@ impl Muon {
             .collect()
     }
 
-    fn lay_out(&self, at: &Place, round: &[Job], arena: &Arena) -> RoundBuffers {
+    /// Lays out the buffers of a rank.
+    fn lay_out(&self, at: &Place, rank: StageRank, round: &[Job], arena: &Arena) -> RoundBuffers {
         let dtype = self.product_dtype();
         let shares = at.groups.tensor.size();
         let matrices = round
             .iter()
-            .map(|job| MatrixBuffers::plan(at, job, dtype, arena))
+            .map(|job| MatrixBuffers::plan(at, rank, job, dtype, arena))
             .collect();
         let mut work = Vec::new();
-        if let Some(job) = round.iter().find(|job| job.is_owner(at)) {
+        if let Some(job) = round.iter().find(|job| job.owner == rank) {
             for one in self.matrices(&job.param.spec, shares) {
                 // Workspaces of fused matrices overlap, because they are used one after the other.
                 let space = arena.temporary(|arena| Workspace::plan(one.size(), dtype, arena));
@@ -159,7 +166,8 @@ impl Muon {
     fn run_round(&self, step: &Step, round: &[Job]) {
         let be = step.be;
         let at = &step.at;
-        let RoundBuffers { matrices, work } = self.lay_out(at, round, &Arena::over(step.scratch));
+        let arena = Arena::over(step.scratch);
+        let RoundBuffers { matrices, work } = self.lay_out(at, StageRank::this(at), round, &arena);
         let jobs = || round.iter().zip(&matrices);
         let updates = || {
             jobs()
@@ -220,10 +228,17 @@ impl OptimizerRule for Muon {
         vec![model, StateSpec::master(), momentum]
     }
 
+    /// Owners differ in their matrices, and others in their parts: every rank reserves what the one
+    /// with most needs.
     fn scratch(&self, at: &Place, params: &[ParamStates]) -> usize {
+        let replicas = at.groups.grad_sum.size();
         let arena = Arena::measuring();
         for round in self.rounds(at, params) {
-            arena.temporary(|arena| self.lay_out(at, &round, arena));
+            let owners = round.iter().map(|job| job.owner);
+            let others = (0..replicas).map(|data| StageRank { data, tensor: 0 });
+            for rank in owners.chain(others) {
+                arena.temporary(|arena| self.lay_out(at, rank, &round, arena));
+            }
         }
         arena.peak().div_ceil(DType::F32.size())
     }
@@ -251,25 +266,23 @@ fn part_of_replica(at: &Place, param: &Param, replica: usize) -> Range<usize> {
     inside(shard.start)..inside(shard.end)
 }
 
-impl Job<'_> {
-    fn is_owner(&self, at: &Place) -> bool {
-        (self.data, self.tensor) == (at.groups.grad_sum.rank(), at.groups.tensor.rank())
+impl StageRank {
+    fn this(at: &Place) -> StageRank {
+        StageRank { data: at.groups.grad_sum.rank(), tensor: at.groups.tensor.rank() }
     }
 }
 
 impl MatrixBuffers {
-    fn plan(at: &Place, job: &Job, dtype: DType, arena: &Arena) -> MatrixBuffers {
+    fn plan(at: &Place, rank: StageRank, job: &Job, dtype: DType, arena: &Arena) -> MatrixBuffers {
         let numel = job.param.numel();
-        let replica = at.groups.grad_sum.rank();
-        let part = part_of_replica(at, job.param, replica);
+        let part = part_of_replica(at, job.param, rank.data);
         let row = |len| arena.matrix(1, len, dtype);
-        if job.data != replica {
+        if job.owner.data != rank.data {
             return MatrixBuffers { whole: None, share: None, own: row(part.len()) };
         }
-        let tensor = &at.groups.tensor;
-        let whole = job.is_owner(at).then(|| row(tensor.size() * numel));
+        let whole = (job.owner == rank).then(|| row(at.groups.tensor.size() * numel));
         let share =
-            whole.map_or_else(|| row(numel), |whole| whole.span(tensor.rank() * numel, numel));
+            whole.map_or_else(|| row(numel), |whole| whole.span(rank.tensor * numel, numel));
         MatrixBuffers { whole, share: Some(share), own: share.span(part.start, part.len()) }
     }
 
@@ -279,7 +292,7 @@ impl MatrixBuffers {
         let replicas = &at.groups.grad_sum;
         let mut messages = Vec::new();
         match self.share {
-            None => messages.push(direction.with_owner(job.data, self.own)),
+            None => messages.push(direction.with_owner(job.owner.data, self.own)),
             Some(share) => {
                 for replica in (0..replicas.size()).filter(|replica| *replica != replicas.rank()) {
                     let part = part_of_replica(at, job.param, replica);
@@ -295,7 +308,9 @@ impl MatrixBuffers {
     /// Messages among tensor-parallel ranks of the owner's replica: their shares.
     fn shares(&self, at: &Place, job: &Job, direction: Direction) -> Vec<Message> {
         let (tensor, Some(share)) = (&at.groups.tensor, self.share) else { return Vec::new() };
-        let Some(whole) = self.whole else { return vec![direction.with_owner(job.tensor, share)] };
+        let Some(whole) = self.whole else {
+            return vec![direction.with_owner(job.owner.tensor, share)];
+        };
         (0..tensor.size())
             .filter(|rank| *rank != tensor.rank())
             .map(|rank| {

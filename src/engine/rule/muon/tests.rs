@@ -69,7 +69,7 @@ fn rank(world: World, m: &Manifest) -> Bits {
             OffloadPlan::default(),
             arenas,
         );
-        let states = params::plan_states(&layout, &buckets, &*rule, false, arenas);
+        let (states, _) = params::plan_states(&layout, &buckets, &*rule, false, arenas);
         let scratch = arenas
             .saved
             .matrix(1, rule.scratch(&at, &states), DType::F32);

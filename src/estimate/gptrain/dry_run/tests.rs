@@ -174,6 +174,30 @@ fn rings_over_nodes_have_their_share_and_their_hops() {
     assert!((7.0..9.0).contains(&times), "{times} times the time");
 }
 
+/// Devices of several nodes that fast links join exchange as those of one node; rings beyond them use the
+/// adapters of all their nodes, which groups side by side share.
+#[test]
+fn fast_links_may_join_several_nodes() {
+    let hw = crate::hardware::find("gb300-288g", "").unwrap();
+    assert_eq!((hw.per_node, hw.link_domain), (4, 72));
+    let link = |link_domain, network_gb_s, [tensor, data]: [usize; 2]| {
+        let hw = Hardware { link_domain, network_gb_s, ..hw.clone() }.leak();
+        let s = Setup::new(&planned(&[]), crate::setup::Program::Gptrain, hw)
+            .with_topology(|t| (t.tensor, t.data) = (tensor, data));
+        prices::replica_link(&s).gb_s / 0.7
+    };
+    let close = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-9, "{a}, not {b}");
+    let network = hw.network_gb_s;
+    for grid in [[1, 4], [1, 16], [1, 72], [4, 18]] {
+        close(link(72, network, grid), hw.bus_gb_s);
+    }
+    close(link(0, network, [1, 16]), network);
+    // 18 nodes' adapters for a ring, or for the rings of four tensor ranks; a node's alone for one.
+    close(link(72, 20.0, [1, 144]), 18.0 * 20.0);
+    close(link(72, 20.0, [4, 36]), 18.0 * 20.0 / 4.0);
+    close(link(0, 20.0, [4, 2]), 20.0 / 4.0);
+}
+
 /// Asynchronous messages save the hidden time minus the part that appears again while the pipeline fills,
 /// as the difference of orders with and without them in `plan::timeline`.
 #[test]
