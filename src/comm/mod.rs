@@ -214,6 +214,11 @@ pub const BACKWARD_MESSAGES: &str = "pipeline_backward";
 /// Group of the ranks that hold the same weights, which sum their gradients.
 pub const GRAD_SUM: &str = "grad_sum";
 
+/// Groups of `GRAD_SUM` at two levels: the neighbours that divide one copy of the weights, and the ranks
+/// that hold the same shard.
+pub const SHARD: &str = "shard";
+pub const SHARD_COPIES: &str = "copies";
+
 /// Collective or message in flight.
 #[derive(Debug)]
 #[must_use = "only after `finish` may the result be used and the tensors changed"]

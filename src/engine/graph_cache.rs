@@ -79,7 +79,7 @@ pub struct GraphCache {
 
 impl GraphCache {
     pub fn new(groups: &Groups, m: &Manifest) -> GraphCache {
-        let inside = [&groups.tensor, &groups.tp_async, &groups.grad_sum];
+        let inside = [&*groups.tensor, &*groups.tp_async, groups.shard(), &*groups.copies];
         let OffloadPlan { weights, grads, .. } = OffloadPlan::from_manifest(m);
         GraphCache {
             capturable: inside.iter().all(|group| group.capturable()) && !weights && !grads,

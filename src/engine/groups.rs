@@ -6,6 +6,7 @@ use device::{Backend, Tensor};
 use manifest::{LayerSplit, Manifest, Model, Precision, Schedule, Topology};
 use model::{Chunk, Cx, LayerCosts, ModelShard, TensorParallel, costs};
 use plan::grid::{Axis, Coord, GRADIENT_AXES, Grid, SHARES, STAGES};
+use plan::levels::Levels;
 use plan::schedule::{self, Action, PipelineRank};
 use plan::split;
 use std::ops::Range;
@@ -22,6 +23,11 @@ pub struct Groups {
     pub pipeline_backward: Box<dyn Group>,
     /// Ranks that hold the same weights: they sum gradients, and shard states.
     pub grad_sum: Box<dyn Group>,
+    /// The ranks of `grad_sum` at two levels (`topology.shard`): neighbours that divide one copy of the
+    /// weights, and the ranks that hold the same shard. Groups of one rank if there is one level.
+    pub(super) neighbours: Box<dyn Group>,
+    pub copies: Box<dyn Group>,
+    pub levels: Levels,
     /// The first and the last stage, which both hold a tied embedding.
     pub embedding: Box<dyn Group>,
     /// The ranks of `tensor` again: a second communicator, for sums that overlap with computation.
@@ -41,6 +47,9 @@ impl Groups {
             pipeline_forward: solo(),
             pipeline_backward: solo(),
             grad_sum: solo(),
+            neighbours: solo(),
+            copies: solo(),
+            levels: Levels::one(1, 0),
             embedding: solo(),
             tp_async: solo(),
             grid: Grid::SOLO,
@@ -69,13 +78,23 @@ impl Groups {
         let message_group = |name| -> Box<dyn Group> {
             if messages_overlap(topology) { make(name, &stages) } else { Box::new(Solo) }
         };
+        let replicas = grid.group(coord, GRADIENT_AXES);
+        let place = replicas.iter().position(|replica| *replica == rank);
+        let levels =
+            Levels::new(replicas.len(), topology.shard_size(), place.expect("a replica of itself"));
+        let level_group = |name, ranks: Vec<usize>| -> Box<dyn Group> {
+            if levels.copies > 1 { make(name, &ranks) } else { Box::new(Solo) }
+        };
         Groups {
             tensor: make("tensor", &grid.group(coord, SHARES)),
             tp_async: make("tp_async", &grid.group(coord, SHARES)),
             pipeline: make(comm::PIPELINE, &stages),
             pipeline_forward: message_group(comm::FORWARD_MESSAGES),
             pipeline_backward: message_group(comm::BACKWARD_MESSAGES),
-            grad_sum: make(comm::GRAD_SUM, &grid.group(coord, GRADIENT_AXES)),
+            grad_sum: make(comm::GRAD_SUM, &replicas),
+            neighbours: level_group(comm::SHARD, levels.shard_group(&replicas)),
+            copies: level_group(comm::SHARD_COPIES, levels.copy_group(&replicas)),
+            levels,
             embedding,
             grid,
             coord,
@@ -87,6 +106,11 @@ impl Groups {
         let last = grid[Axis::Pipeline] - 1;
         let is_end = last > 0 && [0, last].contains(&coord[Axis::Pipeline]);
         is_end.then(|| [0, last].map(|stage| grid.rank(coord.with(Axis::Pipeline, stage))))
+    }
+
+    /// Ranks that divide one copy of the weights: all replicas, or this rank's neighbours.
+    pub fn shard(&self) -> &dyn Group {
+        if self.levels.copies > 1 { &*self.neighbours } else { &*self.grad_sum }
     }
 
     /// Number of replicas, each of which reads other samples.

@@ -145,6 +145,7 @@ mod tests {
     use crate::{groups, rule::optimizer_rule};
     use device::cpu::Cpu;
     use model::{Layout, ModelShard};
+    use plan::levels::Levels;
 
     fn numbers(cpu: &Cpu, at: Tensor) -> Vec<f32> {
         let mut bytes = vec![0; at.bytes()];
@@ -170,7 +171,8 @@ topology: {data: 2, zero: 1}
         let model = groups::model_dtype(m.precision);
         let on_host = OffloadPlan::from_manifest(&m);
         let lay_out = |arenas: &Arenas| {
-            let buckets = params::plan_buckets(1, 1, &layout, model, on_host, arenas);
+            let buckets =
+                params::plan_buckets(1, Levels::one(2, 1), &layout, model, on_host, arenas);
             let (states, maxima) = params::plan_states(&layout, &buckets, &*rule, true, arenas);
             let longest = maxima.longest;
             let masters = MasterWindows::plan(&states, longest, model, size, &arenas.optimizer);

@@ -77,9 +77,9 @@ pub fn lay_out(
     let train = context(be, groups, m, true);
     let layout = Layout::new(&m.model, model_shard(groups, m));
     let level = params::zero_level(groups, m);
-    let dp_rank = groups.grad_sum.rank();
     let on_host = OffloadPlan::from_manifest(m);
-    let mut buckets = params::plan_buckets(level, dp_rank, &layout, train.dtype, on_host, arenas);
+    let mut buckets =
+        params::plan_buckets(level, groups.levels, &layout, train.dtype, on_host, arenas);
     let fp8 = (m.precision == Precision::Fp8).then(|| {
         let keeps = keeps_codes(groups, m);
         params::plan_fp8_codes(&mut buckets, &layout, keeps, be, &arenas.weights);

@@ -1,8 +1,9 @@
 //! Changes to a plan, each with its benefit: less memory, or a faster step.
 
+use super::gptrain::cuts::shard_groups;
 use super::mixture::{Degrees, KEYS};
 use super::setup::{Program, Setup};
-use manifest::{LayerSplit, OffloadWhat, Recompute, Schedule, Topology};
+use manifest::{LayerSplit, OffloadWhat, Recompute, Schedule, Shard, Topology};
 
 /// Kinds of changes, in the order in which they are tried: the cheapest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,8 +55,9 @@ struct Proposals<'a> {
 
 impl Proposals<'_> {
     fn add(&mut self, kind: ChangeKind, what: String, sets: &[(&str, String)], setup: Setup) {
-        let spread_out = setup.topology.tensor > setup.per_node;
-        if setup.violations().is_empty() && !spread_out {
+        let t = &setup.topology;
+        let fits = t.tensor <= setup.per_node && t.data.is_multiple_of(t.shard_size());
+        if setup.violations().is_empty() && fits {
             let sets = sets
                 .iter()
                 .map(|(key, value)| format!("{key}={value}"))
@@ -134,6 +136,25 @@ impl Proposals<'_> {
     fn zero(&mut self, zero: u8) {
         let set = ("topology.zero", &*zero.to_string());
         self.set(ChangeKind::Shard, format!("ZeRO-{zero}"), set, |t| t.zero = zero);
+    }
+
+    /// Adds the other shard groups.
+    fn shard_groups(&mut self) {
+        let from = self.from;
+        let now = from.topology.shard_size();
+        for shard in shard_groups(from, from.topology.zero) {
+            let (what, value) = match shard {
+                Shard::Ranks(ranks) => (format!("shard groups of {ranks}"), ranks.to_string()),
+                Shard::All | Shard::Node => {
+                    ("one level of replicas".to_string(), "all".to_string())
+                }
+            };
+            let is_other = Topology { shard, ..from.topology.clone() }.shard_size() != now;
+            if from.program == Program::Gptrain && is_other {
+                let set = ("topology.shard", &*value);
+                self.set(ChangeKind::Shard, what, set, |t| t.shard = shard);
+            }
+        }
     }
 
     /// Adds another expert degree, if the experts and the ranks are divisible by it.
@@ -301,6 +322,7 @@ pub fn propose_faster(from: &Setup) -> Vec<Proposal> {
         Recompute::Selective => proposals.recompute(Recompute::None),
         Recompute::None => {}
     }
+    proposals.shard_groups();
     let even = (m.layers + 2).is_multiple_of(pipeline) && pipeline > 1;
     if even && t.layer_split != LayerSplit::TransformerAndEmbedding {
         let what = "embedding and head counted as a layer each".to_string();

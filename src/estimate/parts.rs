@@ -2,19 +2,25 @@
 //! writes it after its first steps; `status`, the report and `estimate --calibrate` read it.
 
 use base::table::{Cell, Rows, Table};
-use comm::{BACKWARD_MESSAGES, FORWARD_MESSAGES, GRAD_SUM, PIPELINE};
+use comm::{BACKWARD_MESSAGES, FORWARD_MESSAGES, GRAD_SUM, PIPELINE, SHARD, SHARD_COPIES};
 use device::{FP8_PRODUCT, HEAD_PRODUCT, OpTimes};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Purposes of a rank's traffic, and their groups: tensor parallelism (activations, and gradients of
-/// weights that it does not split), pipeline, replicas, and the two copies of a tied embedding.
-pub const TRAFFIC: [(&str, &[&str]); 4] = [
+/// weights that it does not split), pipeline, replicas, the two copies of a tied embedding, and the two
+/// levels of replicas.
+pub const TRAFFIC: [(&str, &[&str]); 6] = [
     ("tensor", &["tensor", "tp_async"]),
     ("pipeline", &[PIPELINE, FORWARD_MESSAGES, BACKWARD_MESSAGES]),
     ("data", &[GRAD_SUM]),
     ("tied", &["embedding"]),
+    ("shard", &[SHARD]),
+    ("copies", &[SHARD_COPIES]),
 ];
+
+/// Row of `TRAFFIC` from which on the rows are for two levels of replicas.
+pub const LEVELS: usize = 4;
 
 /// Part of a step's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +72,7 @@ impl Part {
 
     /// Part that a row of `TRAFFIC` belongs to.
     pub fn from_traffic(row: usize) -> Part {
-        [Part::Tensor, Part::Pipeline, Part::Data, Part::Pipeline][row]
+        [Part::Tensor, Part::Pipeline, Part::Data, Part::Pipeline, Part::Data, Part::Data][row]
     }
 }
 

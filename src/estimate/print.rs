@@ -7,6 +7,7 @@ use super::gptrain::advisor::{Advisor, Change};
 use super::gptrain::compression;
 use super::gptrain::prices::TRAFFIC;
 use super::gptrain::{micro_sums, slow_rings};
+use super::parts::LEVELS;
 use super::rates::{simple_days, simple_factor};
 use super::verdict::{self, MemoryFit};
 use super::view::{GIB, Stage, Terms, View};
@@ -31,8 +32,13 @@ pub fn printout(v: &View) -> Printout {
     let t = &s.topology;
     let mut out = Printout::new(json(v));
     headline(v, &mut out);
+    let levels = if t.has_two_levels() {
+        format!(" in shard groups of {}", t.shard_size())
+    } else {
+        String::new()
+    };
     out.line(format!(
-        "\n{} as {} on {} × {}\nTP {} × PP {} × DP {}{}, ZeRO-{}, micro-batch {}, batch {}",
+        "\n{} as {} on {} × {}\nTP {} × PP {} × DP {}{}, ZeRO-{}{levels}, micro-batch {}, batch {}",
         v.name,
         v.program,
         s.ranks(),
@@ -226,7 +232,9 @@ fn traffic(v: &View) -> Table {
     let all = v.stages.iter().enumerate();
     let rows: Vec<(usize, &Stage)> = all.filter(|(_, stage)| sum(stage) > 0.0).collect();
     let mut table = Rows::new(&rows).text("stage", |(number, _)| *number);
-    for (number, (name, _)) in TRAFFIC.iter().enumerate() {
+    let has_levels = v.setup.topology.has_two_levels();
+    let shown = if has_levels { TRAFFIC.len() } else { LEVELS };
+    for (number, (name, _)) in TRAFFIC.iter().enumerate().take(shown) {
         table = table.text(*name, |(_, stage)| mib(stage.sends[number]));
     }
     table
@@ -492,7 +500,7 @@ pub fn json(v: &View) -> Value {
     json!({
         "name": v.name, "framework": v.program, "hardware": s.hardware.name, "devices": s.ranks(),
         "topology": { "tensor": t.tensor, "pipeline": t.pipeline, "data": t.data, "zero": t.zero,
-            "context": s.degrees.context, "expert": s.degrees.expert,
+            "shard": t.shard_size(), "context": s.degrees.context, "expert": s.degrees.expert,
             "micro_batch": s.micro, "global_batch": s.global },
         "parameters": v.parameters, "active_parameters": s.active_parameters() as u64,
         "width_per_layer": s.model.hidden as f64 / s.model.layers as f64,

@@ -18,7 +18,7 @@ use super::words::{self, Price};
 use base::Problems;
 use device::Dry;
 use engine::{check_micro_batch, model_dtype};
-use manifest::{Manifest, Precision, Topology};
+use manifest::{Manifest, Precision, Shard, Topology};
 use plan::segments::BatchSchedule;
 
 /// Options that override the manifest.
@@ -55,9 +55,10 @@ pub struct Request {
 }
 
 impl Request {
-    pub fn new(manifest: Manifest, flags: &Flags) -> Result<Request, Problems> {
+    pub fn new(mut manifest: Manifest, flags: &Flags) -> Result<Request, Problems> {
         let m = &manifest;
         let program = program(m, flags)?;
+        refuse_levels(m, program)?;
         let place = if flags.hardware.is_some() { "--hardware" } else { "plan.hardware" };
         let small = program == Program::Gptrain && m.topology.ranks() <= 8;
         let default = if small { CPU } else { "a100-80g" };
@@ -79,6 +80,8 @@ impl Request {
         if program == Program::Gptrain && hw.name != CPU {
             check_micro_batch(&Dry::gpu(), m)?;
         }
+        manifest::resolve_shard(&mut manifest.topology, hw.per_node)?;
+        let m = &manifest;
         let mut setup = Setup::new(m, program, hw);
         setup.blocking &= !flags.async_launches;
         setup.mixture = flags.mixture;
@@ -195,6 +198,19 @@ impl Request {
             Some(tflops) => view.at_tflops(*tflops),
         }
     }
+}
+
+/// Fails if replicas have two levels in a plan of another program.
+fn refuse_levels(m: &Manifest, program: Program) -> Result<(), Problems> {
+    let Program::Other(trainer) = program else { return Ok(()) };
+    if m.topology.shard == Shard::All {
+        return Ok(());
+    }
+    Err(Problems::one(
+        "topology.shard",
+        format!("plans of {} have one level of replicas", trainer.name),
+        "set topology.shard to all, or plan for gptrain: --as gptrain",
+    ))
 }
 
 /// Fails if the device does not support this element type.

@@ -54,8 +54,17 @@ pub fn clean_up_on_signal(m: &Manifest) -> anyhow::Result<Option<ExitOnSignal>> 
 }
 
 /// Loads the manifest of a command that starts ranks. The replicas of `topology.data: auto` follow from
-/// the launcher's ranks; without a launcher from this machine's GPUs, and on CPUs it is one replica.
+/// the launcher's ranks; without a launcher from this machine's GPUs, and on CPUs it is one replica. The
+/// replicas of `topology.shard: node` follow from the launcher's ranks on this node.
 pub fn load(path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
+    let loaded = load_replicas(path, sets)?;
+    match launcher(&loaded.manifest)? {
+        Some(launch) if launch.world > 1 => Ok(loaded.with_node(launch.local_world)?),
+        _ => Ok(loaded),
+    }
+}
+
+fn load_replicas(path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
     let loaded = manifest::load_for(path, sets, Ranks::OneReplica)?;
     if !loaded.replicas_are_auto {
         return Ok(loaded);

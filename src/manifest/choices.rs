@@ -106,6 +106,14 @@ Schedule {
     GPipe = "gpipe",
 }
 
+/// Rules for the replicas of a shard group.
+ShardRule {
+    /// All replicas: one level.
+    All = "all",
+    /// The replicas on a node.
+    Node = "node",
+}
+
 /// Divisions of layers into stages.
 LayerSplitName {
     /// The same number of layers in each stage.

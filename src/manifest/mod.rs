@@ -34,6 +34,7 @@ mod report;
 mod rewrite;
 mod rope;
 mod run;
+mod shard;
 mod suggest;
 mod topology;
 mod tree;
@@ -61,8 +62,9 @@ pub use read::{IN_FOLDER, Loaded, Validity, load, load_for, load_with, parse, pa
 pub use rewrite::rewrite;
 pub use rope::{Linear, Llama3, Position, Rope, RopeScaling, Yarn};
 pub use run::{Checkpoint, Divergence, EvalTask, Log, Plan, Train, is_hardware_file};
+pub use shard::{replicas_on_node, resolve_shard};
 pub use suggest::Suggestion;
-pub use topology::{LayerSplit, Offload, PowerSgd, Ranks, Topology};
+pub use topology::{LayerSplit, Offload, PowerSgd, Ranks, Shard, Topology};
 
 use plan::segments::BatchSchedule;
 use plan::step_samples::StepSamples;

@@ -3,6 +3,7 @@
 use super::data_files;
 use super::record::{self, Given};
 use super::report::Report;
+use super::shard::resolve_shard;
 use super::tree::Node;
 use super::{
     Manifest, Ranks, check, edit,
@@ -50,6 +51,14 @@ impl Loaded {
             Text::Made(given) => record::record(&self.manifest, given),
             Text::Edited(text) => text.clone(),
         }
+    }
+
+    /// Replaces `topology.shard: node` by the number of replicas on a node of `per_node` ranks. The run's
+    /// folder keeps `node`.
+    pub fn with_node(mut self, per_node: usize) -> Result<Loaded, Problems> {
+        resolve_shard(&mut self.manifest.topology, per_node)?;
+        self.effective = check::effective(&self.manifest);
+        Ok(self)
     }
 }
 

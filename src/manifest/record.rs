@@ -39,7 +39,7 @@ pub fn record(m: &Manifest, given: &Given) -> String {
     as_given!(raw.model from given: family, ffn, ffn_hidden, position, qk_norm, bias, norm,
         embedding_layernorm, tied_head, layernorm_eps);
     as_given!(raw.lr from given: warmup_samples, warmup_tokens, decay);
-    as_given!(raw.topology from given: sequence_parallel, chunks);
+    as_given!(raw.topology from given: sequence_parallel, chunks, shard);
     as_given!(raw.log from given: folder);
     as_given!(raw.train from given: samples, tokens, steps, eval_interval, eval_samples);
     as_given!(raw.data from given: train, stages, valid, split, cache);

@@ -2,6 +2,7 @@
 
 use super::choices::{
     GradientHome, LayerSplitName, OffloadWhat, RankOrder, Recompute, ReplicaRule, Schedule,
+    ShardRule,
 };
 use super::define::{
     OneOf, Written, checked, forms, kinds, one_of, read, sections, settings, written,
@@ -49,6 +50,12 @@ Topology(raw) {
     /// weights (--zero-stage); at most 2 with a pipeline, where 2 sums the gradients of blocks over
     /// replicas after every micro-batch. Default: 0.
     zero: u8 = 0, in 0..=3;
+    /// Replicas of a shard group: all, node (those on a node), or a number that divides data. With fewer
+    /// than data, gradients are summed and weights gathered at two levels: among the neighbours of a group,
+    /// then among the copies in the other groups, which send 1 / shard of the bytes. At zero: 2 and 3 the
+    /// groups hold gradients and weights, each a copy; optimizer states are divided among all replicas.
+    /// For nodes whose network is slower than their own links. Without effect on one replica. Default: all.
+    shard: ShardForm => Shard = shard(raw.shard);
     /// Whether tensor-parallel ranks divide norms and dropout along the sequence
     /// (--sequence-parallel); with tensor: 1 it is off. Default: false.
     sequence_parallel: bool = false;
@@ -110,6 +117,13 @@ forms! {
         Rule(ReplicaRule),
         /// The number.
         Number(Replicas),
+    }
+    /// Replicas of a shard group: a rule, or their number.
+    ShardForm {
+        /// By a rule.
+        Rule(ShardRule),
+        /// The number.
+        Number(ShardSize),
     }
     /// State in the host's memory, by name or with settings.
     OffloadForm {
@@ -190,6 +204,40 @@ impl raw::Topology {
     }
 }
 
+/// Number of replicas of a shard group.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(transparent)]
+pub struct ShardSize(#[schemars(range(min = 2, max = 1_048_576))] pub usize);
+
+/// Replicas that divide one copy of the weights among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Shard {
+    All,
+    /// Those on a node; all of them, unless `resolve_shard` finds several nodes.
+    Node,
+    Ranks(usize),
+}
+
+fn shard(form: Option<ShardForm>) -> Shard {
+    match form {
+        None | Some(ShardForm::Rule(ShardRule::All)) => Shard::All,
+        Some(ShardForm::Rule(ShardRule::Node)) => Shard::Node,
+        Some(ShardForm::Number(ShardSize(ranks))) => Shard::Ranks(ranks),
+    }
+}
+
+impl Written for Shard {
+    type Raw = ShardForm;
+
+    fn written(&self) -> Option<ShardForm> {
+        Some(match self {
+            Shard::All => ShardRule::All.into(),
+            Shard::Node => ShardRule::Node.into(),
+            Shard::Ranks(ranks) => ShardSize(*ranks).into(),
+        })
+    }
+}
+
 /// Number of layers of a stage.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(transparent)]
@@ -253,6 +301,19 @@ impl Topology {
         self.tensor * self.pipeline * self.data
     }
 
+    /// Replicas of a shard group.
+    pub fn shard_size(&self) -> usize {
+        match self.shard {
+            Shard::Ranks(ranks) if self.data > 1 => ranks,
+            Shard::All | Shard::Node | Shard::Ranks(_) => self.data,
+        }
+    }
+
+    /// Whether replicas have two levels.
+    pub fn has_two_levels(&self) -> bool {
+        self.shard_size() < self.data
+    }
+
     /// Grid of ranks.
     pub fn grid(&self) -> Grid {
         let order = match self.neighbours {
@@ -279,6 +340,7 @@ impl Topology {
             pipeline: 1,
             data: 1,
             zero: 0,
+            shard: Shard::All,
             sequence_parallel: false,
             schedule: Schedule::OneFOneB,
             chunks: 1,

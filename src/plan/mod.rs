@@ -3,6 +3,7 @@
 pub mod grid;
 mod growth;
 pub mod length;
+pub mod levels;
 pub mod ramp;
 pub mod robust;
 pub mod schedule;

@@ -10,7 +10,7 @@ train: {samples: 800}
 ";
 
 /// Settings of every kind of grid.
-pub const GRIDS: [&[&str]; 22] = [
+pub const GRIDS: [&[&str]; 26] = [
     &["topology.tensor=2"],
     &["topology.tensor=4", "topology.recompute=full", "precision=bf16"],
     &["topology.tensor=2", "topology.sequence_parallel=true", "topology.recompute=selective"],
@@ -33,4 +33,8 @@ pub const GRIDS: [&[&str]; 22] = [
     &["topology={pipeline: 2, data: 2, zero: 2}", "precision=bf16"],
     &["topology={pipeline: 4, data: 2, zero: 2, schedule: gpipe}", "model.tied_head=false"],
     &["topology={pipeline: 2, tensor: 2, data: 2, zero: 2, schedule: interleaved}"],
+    &["topology={data: 4, shard: 2}"],
+    &["topology={data: 8, shard: 4, zero: 1}", "precision=bf16"],
+    &["topology={data: 4, shard: 2, zero: 2, pipeline: 2}", "precision=bf16"],
+    &["topology={data: 8, shard: 2, zero: 3}", "precision=bf16"],
 ];

@@ -506,11 +506,11 @@ fn rank(world: World, manifest: &Manifest, globals: &[usize]) -> Past {
     }
     let mut first = dp;
     let mut eval = |inputs: &Inputs| {
-        inputs.upload(&cpu, &batch(first * micro, micro, 8));
+        inputs.upload(&cpu, &batch(first * micro, micro, 16));
         first += replicas;
         Ok(())
     };
-    let loss = engine.evaluate(&mut eval, 4 / replicas as u64).unwrap();
+    let loss = engine.evaluate(&mut eval, 8 / replicas as u64).unwrap();
     past.outcomes
         .push(Outcome { loss, grad_norm: 1.0, ..past.outcomes[0] });
     let last = past.outcomes.last_mut().expect("an evaluation");

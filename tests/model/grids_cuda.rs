@@ -36,6 +36,11 @@ grid!(nccl_pipeline_2, Nccl: "topology.pipeline=2");
 grid!(nccl_all_three, Nccl: "topology.tensor=2", "topology.pipeline=2", "topology.data=2",
     "topology.zero=1");
 grid!(nccl_pipeline_zero_2, Nccl: "topology.pipeline=2", "topology.data=2", "topology.zero=2");
+grid!(nccl_two_levels, Nccl: "topology.data=4", "topology.shard=2");
+grid!(nccl_two_levels_zero_1, Nccl: "topology.data=4", "topology.shard=2", "topology.zero=1");
+grid!(nccl_two_levels_zero_3, Nccl: "topology.data=4", "topology.shard=2", "topology.zero=3");
+grid!(nccl_two_levels_pipeline, Nccl: "topology.data=4", "topology.shard=2", "topology.pipeline=2",
+    "topology.zero=2");
 grid!(staged_tensor_data, Staged: "topology.tensor=2", "topology.data=2", "topology.zero=2");
 grid!(staged_tensor_pipeline, Staged: "topology.tensor=2", "topology.pipeline=2",
     "topology.sequence_parallel=true");

@@ -6,6 +6,7 @@
 //! | `llama` | the same for Llama, Mistral, Qwen2 and Qwen3, and transformers |
 //! | `grids` | every grid of ranks equals one rank, in several families of settings |
 //! | `zero_in_pipeline` | ZeRO 2 in every schedule of a pipeline equals one rank |
+//! | `two_levels` | shard groups and copies of them equal one rank; one group of all is one level |
 //! | `grids_cuda` | grids of GPUs (the software stand-in, or one real GPU) equal one CPU; CUDA graphs |
 //! | `offload` | states on the host change no bit, on any grid, CPU and GPU |
 //! | `measures` | zeros of gradients and norm of weights: counted by hand, on every grid, on GPUs |
@@ -43,4 +44,5 @@ mod sampler;
 mod shapes;
 mod spikes;
 mod traffic;
+mod two_levels;
 mod zero_in_pipeline;

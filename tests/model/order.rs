@@ -84,7 +84,7 @@ fn work_of_every_manifest_is_ordered() {
 }
 
 /// Kinds of grids, each with waits that its result depends on.
-const GRIDS: [&[&str]; 16] = [
+const GRIDS: [&[&str]; 22] = [
     &["topology.data=2"],
     &["topology={data: 2, zero: 1}"],
     &["topology={data: 2, zero: 2}", "precision=bf16"],
@@ -106,6 +106,19 @@ const GRIDS: [&[&str]; 16] = [
     ],
     &["topology={pipeline: 2, data: 2, zero: 2, offload: {what: full, gradients: host}}"],
     &["topology={data: 2, compression: {powersgd: {rank: 2, min_rate: 1}}}"],
+    &["topology={data: 4, shard: 2}", "batch.micro=2"],
+    &["topology={data: 4, shard: 2, zero: 1}", "precision=bf16", "batch.micro=2"],
+    &["topology={data: 4, shard: 2, zero: 2}", "precision=bf16", "batch.micro=2"],
+    &["topology={data: 4, shard: 2, zero: 3}", "model.layers=4", "batch.micro=2"],
+    &[
+        "topology={pipeline: 2, data: 4, shard: 2, zero: 2, tensor: 2}",
+        "model.layers=6",
+        "batch.micro=2",
+    ],
+    &[
+        "topology={data: 4, shard: 2, zero: 3, offload: {what: full, gradients: host}}",
+        "batch.micro=2",
+    ],
 ];
 
 #[test]

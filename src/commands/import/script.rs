@@ -35,7 +35,9 @@ impl ScriptArgs {
 
     /// Manifest that a script becomes, for its plan.
     pub fn planned_run(&self, from: &str, sets: &[String]) -> anyhow::Result<Loaded> {
-        Ok(self.read(from, sets, Path::new("."))?.loaded)
+        // Plans of other programs have one level of replicas.
+        let sets = [&["topology.shard=all".to_string()], sets].concat();
+        Ok(self.read(from, &sets, Path::new("."))?.loaded)
     }
 }
 

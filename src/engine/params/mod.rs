@@ -18,14 +18,16 @@ mod tests;
 pub use host_grads::{GradSums, Norms, ZeroCounts};
 pub use maxima::RankMaxima;
 pub use offload::Offload;
-pub use plan::{BucketState, OffloadPlan, Residence, plan_buckets, plan_fp8_codes, plan_states};
+pub use plan::{
+    Among, BucketState, OffloadPlan, Residence, plan_buckets, plan_fp8_codes, plan_states,
+};
 pub use ring::Windows;
 pub use slices::{Replica, StateRange, StateSlice, is_whole, saved_shape, slice_states};
 
 use super::groups::{Groups, model_dtype};
 use super::states::{Initial, ParamStates, StateSpec, TensorSlice};
 use base::{DType, rng};
-use comm::{Collective, Pending};
+use comm::{Collective, Group, Pending};
 use device::{Backend, Tensor, Transfer, op};
 use host_grads::HostGrads;
 use manifest::{Manifest, Model};
@@ -61,7 +63,7 @@ pub struct ShardedParams<'a> {
 /// Collectives and transfers in flight, and what the windows hold.
 struct InFlight {
     /// Gathers of weights, by bucket.
-    gathers: Vec<Option<Pending>>,
+    gathers: Vec<Vec<Begun>>,
     /// Copies of weights from the host, by bucket.
     fills: Vec<Option<Transfer>>,
     /// Bucket whose shard each window of shards holds or is receiving.
@@ -79,8 +81,14 @@ struct Reduction {
     micro: MicroBatch,
     /// Sums over tensor-parallel ranks.
     tp_sums: Vec<Pending>,
-    /// Sum over replicas; None if `Compression` does it.
-    replica_sum: Option<Pending>,
+    /// Sums over replicas; none if `Compression` does it.
+    replica_sums: Vec<Begun>,
+}
+
+/// Collective over replicas in flight, and its group.
+struct Begun {
+    among: Among,
+    pending: Pending,
 }
 
 /// Gather state of ZeRO 3 between passes: the buckets that the windows of weights hold whole, and
@@ -98,7 +106,7 @@ impl InFlight {
             .iter()
             .any(|bucket| bucket.grads.residence == Residence::Host);
         InFlight {
-            gathers: buckets.iter().map(|_| None).collect(),
+            gathers: buckets.iter().map(|_| Vec::new()).collect(),
             fills: buckets.iter().map(|_| None).collect(),
             shares: Ring::new(WEIGHT_WINDOWS),
             reductions: Vec::new(),
@@ -296,27 +304,60 @@ impl<'a> ShardedParams<'a> {
         bucket.grads.own.span(first, param.numel())
     }
 
-    /// Range of a bucket's model weights that exist between two steps, and their memory.
-    pub fn present_weights(&self, bucket: &BucketState, layout: &Bucket) -> (Range<usize>, Tensor) {
-        let has_window = bucket.weights.residence.has_window();
-        let range = if has_window { &bucket.own } else { &layout.range };
-        (range.clone(), bucket.weights.stored)
-    }
-
     /// Flat model weights of the parameters whose whole bucket is present.
     pub fn whole_weights(&self) -> Vec<(&Param, Tensor)> {
-        let mut whole = Vec::new();
+        self.held_weights(|layout, bucket| bucket.held == layout.range)
+    }
+
+    /// Parts of the parameters in the shards of weights that the copies hold too.
+    pub fn copied_weights(&self) -> Vec<(&Param, Tensor)> {
+        let is_copied = |_: &Bucket, bucket: &BucketState| {
+            self.groups.levels.copies > 1 && bucket.weights.residence == Residence::Shard
+        };
+        self.held_weights(is_copied)
+    }
+
+    /// Flat model weights that the selected buckets hold between two steps.
+    fn held_weights(
+        &self,
+        selected: impl Fn(&Bucket, &BucketState) -> bool,
+    ) -> Vec<(&Param, Tensor)> {
+        let mut found = Vec::new();
         for (layout, bucket) in self.layout.buckets.iter().zip(&self.buckets) {
-            let (range, weights) = self.present_weights(bucket, layout);
-            if range == layout.range {
-                whole.extend(
-                    layout.params.iter().map(|param| {
-                        (param, weights.span(param.offset - range.start, param.numel()))
-                    }),
-                );
+            if selected(layout, bucket) {
+                let first = bucket.held.start;
+                let weights = bucket.weights.stored;
+                let parts = layout.overlaps(bucket.held.clone());
+                found
+                    .extend(parts.map(|(param, part)| {
+                        (param, weights.span(part.start - first, part.len()))
+                    }));
             }
         }
-        whole
+        found
+    }
+
+    /// Group of a collective over replicas.
+    fn group(&self, among: Among) -> &dyn Group {
+        match among {
+            Among::Shard => self.groups.shard(),
+            Among::SameShard => &*self.groups.copies,
+        }
+    }
+
+    /// Starts collectives over replicas, each of which sees the results of those before it.
+    fn begin(&self, collectives: impl IntoIterator<Item = (Among, Collective)>) -> Vec<Begun> {
+        collectives
+            .into_iter()
+            .map(|(among, what)| Begun { among, pending: self.group(among).begin(what) })
+            .collect()
+    }
+
+    /// Waits for collectives over replicas.
+    fn finish(&self, begun: Vec<Begun>) {
+        for Begun { among, pending } in begun {
+            self.group(among).finish(pending);
+        }
     }
 
     /// Starts gathering the updated weights.
@@ -325,8 +366,8 @@ impl<'a> ShardedParams<'a> {
         in_flight.gathered.whole = Ring::new(WEIGHT_WINDOWS);
         in_flight.shares = Ring::new(WEIGHT_WINDOWS);
         for (index, bucket) in self.buckets.iter().enumerate() {
-            if self.level > 0 && !bucket.weights.residence.has_window() {
-                in_flight.gathers[index] = Some(self.groups.grad_sum.begin(bucket.gather()));
+            if self.level > 0 {
+                in_flight.gathers[index].extend(self.begin(bucket.gathers_after_update()));
             }
         }
     }
@@ -334,15 +375,15 @@ impl<'a> ShardedParams<'a> {
     /// Waits for every gather, after which weights can be read.
     pub fn wait_gathers(&self) {
         let in_flight = &mut *self.in_flight.borrow_mut();
-        for pending in in_flight.gathers.iter_mut().filter_map(Option::take) {
-            self.groups.grad_sum.finish(pending);
+        for gathers in &mut in_flight.gathers {
+            self.finish(std::mem::take(gathers));
         }
     }
 
     /// Gather state; None while a collective is in flight.
     pub fn gather_state(&self) -> Option<GatherState> {
         let in_flight = &*self.in_flight.borrow();
-        let is_idle = in_flight.gathers.iter().all(Option::is_none)
+        let is_idle = in_flight.gathers.iter().all(Vec::is_empty)
             && in_flight.reductions.is_empty()
             && in_flight.scattering.is_empty();
         is_idle.then_some(in_flight.gathered)
@@ -395,16 +436,9 @@ impl<'a> ShardedParams<'a> {
         }
         let tp_sums = self.groups.tp_async.begin_all(&tp_sums);
         let compressed = self.compressing.get() && bucket.module == Module::Block;
-        let replica_sum = (!compressed).then(|| {
-            self.groups.grad_sum.begin(match self.level {
-                0 => Collective::AllReduce(whole),
-                _ => {
-                    let part = bucket.own_part(whole, layout.range.start);
-                    Collective::ReduceScatter { whole, part }
-                }
-            })
-        });
-        let reduction = Reduction { bucket: index, micro, tp_sums, replica_sum };
+        let sums = if compressed { Vec::new() } else { bucket.sums(self.level) };
+        let replica_sums = self.begin(sums);
+        let reduction = Reduction { bucket: index, micro, tp_sums, replica_sums };
         let in_flight = &mut *self.in_flight.borrow_mut();
         if bucket.grads.residence.has_window() {
             let previous = in_flight.scattering.contents(index).replace(reduction);
@@ -424,9 +458,7 @@ impl<'a> ShardedParams<'a> {
         for pending in reduction.tp_sums {
             self.groups.tp_async.finish(pending);
         }
-        if let Some(pending) = reduction.replica_sum {
-            self.groups.grad_sum.finish(pending);
-        }
+        self.finish(reduction.replica_sums);
     }
 
     /// Finishes the reduction in the window of gradients that bucket `index` uses, if one is running.
@@ -442,19 +474,25 @@ impl<'a> ShardedParams<'a> {
         }
     }
 
-    /// Waits for a reduction in a window, and adds its result to this rank's shard of the block.
+    /// Waits for a reduction in a window, and adds its result to this rank's shard of the block. After the
+    /// last micro-batch, starts summing the shard over its copies.
     fn finish_in_window(&self, reduction: Reduction) {
         let Reduction { bucket: index, micro, .. } = reduction;
         self.finish_sums(reduction);
         let bucket = &self.buckets[index];
-        let start = self.layout.buckets[index].range.start;
-        let part = bucket.own_part(bucket.grads.whole, start);
+        let part = bucket.reduced_part();
         match &self.host_grads {
             None => {
-                let own = bucket.grads.own;
-                let sum = if micro.first { own.set() } else { own.add() };
+                let stored = bucket.grads.stored;
+                let sum = if micro.first { stored.set() } else { stored.add() };
                 self.be.run(op::Copy { x: part, y: sum });
                 self.zero_sums(bucket);
+                if let Some(sum) = bucket.sum_of_copies().filter(|_| micro.last) {
+                    let replica_sums = self.begin([sum]);
+                    let tp_sums = Vec::new();
+                    let reduction = Reduction { bucket: index, micro, tp_sums, replica_sums };
+                    self.in_flight.borrow_mut().reductions.push(reduction);
+                }
             }
             Some(host) => host.store_reduced(self, index, part, micro.last),
         }
@@ -498,8 +536,8 @@ impl ParamStore for ShardedParams<'_> {
         let bucket = &self.buckets[index];
         if bucket.weights.residence.has_window() {
             self.gather_block(index);
-        } else if let Some(pending) = self.in_flight.borrow_mut().gathers[index].take() {
-            self.groups.grad_sum.finish(pending);
+        } else {
+            self.finish(std::mem::take(&mut self.in_flight.borrow_mut().gathers[index]));
         }
         &bucket.weights_by_name
     }

@@ -234,6 +234,7 @@ mod tests {
     use device::cpu::Cpu;
     use manifest::{self, Manifest};
     use model::{Layout, ModelShard};
+    use plan::levels::Levels;
 
     fn manifest() -> Manifest {
         let text = "
@@ -255,8 +256,9 @@ topology: {data: 2, zero: 1, offload: optimizer}
         let on_host = OffloadPlan::from_manifest(&m);
         let layout = Layout::new(&m.model, ModelShard { dp: 2, ..ModelShard::whole(&m.model) });
         let rule = optimizer_rule(&m);
+        let levels = Levels::one(2, dp_rank);
         let lay_out = |arenas: &Arenas| {
-            let buckets = params::plan_buckets(1, dp_rank, &layout, DType::BF16, on_host, arenas);
+            let buckets = params::plan_buckets(1, levels, &layout, DType::BF16, on_host, arenas);
             let (states, _) = params::plan_states(&layout, &buckets, &*rule, true, arenas);
             let offload = Offload::plan(&buckets, &states, DType::BF16, size, &arenas.staging);
             let scalars = arenas.inputs.matrix(1, 3, DType::F32);

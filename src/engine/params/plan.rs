@@ -9,6 +9,9 @@
 //!
 //! A bucket is divided into equal shards. The embedding and the head remain whole throughout a step.
 //!
+//! With two levels (`topology.shard`) the shards of weights and gradients above are those of a shard
+//! group, and a rank updates one piece of its shard (`plan::levels`). States are those of the piece.
+//!
 //! `topology.offload: full` stores each rank's shard (without ZeRO, everything) of blocks, embedding
 //! and head matrix on the host. Two windows on the device hold the buckets in use, like the two
 //! buffers of ZeRO 3. Under ZeRO two smaller windows hold the shards to be gathered next. The
@@ -25,6 +28,7 @@ use device::{Arena, Backend, Tensor};
 use manifest::{GradientHome, Manifest, OffloadWhat};
 use model::layers::fp8;
 use model::{Bucket, Layout, Module, Params};
+use plan::levels::Levels;
 use std::ops::Range;
 
 /// Parts of a rank's memory that are on the host.
@@ -46,6 +50,26 @@ impl OffloadPlan {
             weights: offload.what == OffloadWhat::Full,
             grads: states && offload.gradients == GradientHome::Host,
             states,
+        }
+    }
+
+    fn place_weights(self, bucket: &Bucket, level: u8) -> Residence {
+        let is_block = bucket.module == Module::Block;
+        let is_large = bucket.params.iter().any(|param| param.spec.vocab);
+        if self.weights && (is_block || is_large) {
+            Residence::Host
+        } else if is_block && level == 3 {
+            Residence::Shard
+        } else {
+            Residence::Whole
+        }
+    }
+
+    fn place_grads(self, bucket: &Bucket, level: u8) -> Residence {
+        match bucket.module {
+            Module::Block if self.grads => Residence::Host,
+            Module::Block if level >= 2 => Residence::Shard,
+            _ => Residence::Whole,
         }
     }
 }
@@ -75,15 +99,31 @@ pub struct Values {
     pub whole: Tensor,
     /// Memory that keeps its values between two passes: the whole bucket, or this rank's shard.
     pub stored: Tensor,
-    /// This rank's shard; the whole bucket at ZeRO 0.
+    /// Piece that this rank updates; the whole bucket at ZeRO 0.
     pub own: Tensor,
+}
+
+/// Group of a collective over replicas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Among {
+    /// The ranks that divide one copy of the weights (`Groups::shard`).
+    Shard,
+    /// The ranks that hold the same shard.
+    SameShard,
 }
 
 /// Memory of a bucket.
 pub struct BucketState {
     pub module: Module,
+    /// First element of the bucket in the layout.
+    start: usize,
     /// Elements of the layout that this rank updates.
     pub own: Range<usize>,
+    /// Elements of this rank's shard, of which `own` is a piece; also at ZeRO 0, where `own` is whole.
+    pub shard: Range<usize>,
+    /// Elements that `weights.stored` holds.
+    pub held: Range<usize>,
+    copies: usize,
     pub weights: Values,
     /// Device copy of `weights.own` during a gather, if they are on the host.
     pub share: Option<Tensor>,
@@ -117,46 +157,99 @@ impl GradsByName {
 }
 
 impl BucketState {
-    /// Gather of the bucket's weights. If they are on the host, `share` must hold this rank's shard.
-    pub fn gather(&self) -> Collective {
-        Collective::AllGather {
-            part: self.share.unwrap_or(self.weights.own),
-            whole: self.weights.whole,
+    /// Gathers that make the bucket's weights whole, in their order. If they are on the host, `share` must
+    /// hold this rank's piece.
+    pub fn gathers(&self) -> Vec<(Among, Collective)> {
+        let Values { residence, whole, stored, own } = self.weights;
+        let part = self.share.unwrap_or(own);
+        if residence == Residence::Shard {
+            return vec![(Among::Shard, Collective::AllGather { part: stored, whole })];
+        }
+        if self.copies == 1 {
+            return vec![(Among::Shard, Collective::AllGather { part, whole })];
+        }
+        let shard = self.shard_part(whole);
+        vec![
+            (Among::SameShard, Collective::AllGather { part, whole: shard }),
+            (Among::Shard, Collective::AllGather { part: shard, whole }),
+        ]
+    }
+
+    /// Gathers that follow an update: they make a bucket without a window whole, and with two levels the
+    /// stored shard of another.
+    pub fn gathers_after_update(&self) -> Vec<(Among, Collective)> {
+        let Values { residence, stored, own, .. } = self.weights;
+        match residence {
+            Residence::Whole => self.gathers(),
+            Residence::Shard if self.copies > 1 => {
+                vec![(Among::SameShard, Collective::AllGather { part: own, whole: stored })]
+            }
+            Residence::Shard | Residence::Host => Vec::new(),
         }
     }
 
-    /// This rank's share of `whole`, weights or gradients, for a bucket that starts at `start`. It is the
-    /// destination of a reduce-scatter.
-    pub fn own_part(&self, whole: Tensor, start: usize) -> Tensor {
-        whole.span(self.own.start - start, self.own.len())
+    /// Sums of the gradients of a micro-batch over replicas, in their order. With two levels, the copies
+    /// sum a shard that remains on the device only after the last micro-batch (`sum_of_copies`).
+    pub fn sums(&self, level: u8) -> Vec<(Among, Collective)> {
+        let whole = self.grads.whole;
+        if level == 0 && self.copies == 1 {
+            return vec![(Among::Shard, Collective::AllReduce(whole))];
+        }
+        let shard = self.shard_part(whole);
+        let scatter = (Among::Shard, Collective::ReduceScatter { whole, part: shard });
+        match self.grads.residence {
+            _ if level == 0 => vec![
+                scatter,
+                (Among::SameShard, Collective::AllReduce(shard)),
+                (Among::Shard, Collective::AllGather { part: shard, whole }),
+            ],
+            Residence::Whole | Residence::Host if self.copies > 1 => {
+                let part = self.own_part(whole);
+                vec![scatter, (Among::SameShard, Collective::ReduceScatter { whole: shard, part })]
+            }
+            _ => vec![scatter],
+        }
+    }
+
+    /// Sum of the copies' stored shards of gradients after the last micro-batch; None if there is one
+    /// copy, or `sums` includes it.
+    pub fn sum_of_copies(&self) -> Option<(Among, Collective)> {
+        let Values { residence, stored, own, .. } = self.grads;
+        let is_due = residence == Residence::Shard && self.copies > 1;
+        is_due.then_some((Among::SameShard, Collective::ReduceScatter { whole: stored, part: own }))
+    }
+
+    /// Elements that this rank updates, of `whole`, weights or gradients.
+    pub fn own_part(&self, whole: Tensor) -> Tensor {
+        whole.span(self.own.start - self.start, self.own.len())
+    }
+
+    /// Elements of this rank's shard, of `whole`.
+    fn shard_part(&self, whole: Tensor) -> Tensor {
+        whole.span(self.shard.start - self.start, self.shard.len())
+    }
+
+    /// Reduced gradients of a micro-batch in the window, which are added to the stored ones.
+    pub fn reduced_part(&self) -> Tensor {
+        let whole = self.grads.whole;
+        match self.grads.residence {
+            Residence::Shard => self.shard_part(whole),
+            Residence::Whole | Residence::Host => self.own_part(whole),
+        }
     }
 }
 
-/// Lays out the buckets of data-parallel rank `dp_rank`.
+/// Lays out the buckets of a rank at these levels of the replicas.
 pub fn plan_buckets(
     level: u8,
-    dp_rank: usize,
+    levels: Levels,
     layout: &Layout,
     model: DType,
     on_host: OffloadPlan,
     arenas: &Arenas,
 ) -> Vec<BucketState> {
-    let weights_at = |bucket: &Bucket| {
-        let is_block = bucket.module == Module::Block;
-        let is_large = bucket.params.iter().any(|param| param.spec.vocab);
-        if on_host.weights && (is_block || is_large) {
-            Residence::Host
-        } else if is_block && level == 3 {
-            Residence::Shard
-        } else {
-            Residence::Whole
-        }
-    };
-    let grads_at = |bucket: &Bucket| match bucket.module {
-        Module::Block if on_host.grads => Residence::Host,
-        Module::Block if level >= 2 => Residence::Shard,
-        _ => Residence::Whole,
-    };
+    let weights_at = |bucket: &Bucket| on_host.place_weights(bucket, level);
+    let grads_at = |bucket: &Bucket| on_host.place_grads(bucket, level);
     let in_turn = longest(layout, |bucket| weights_at(bucket).has_window());
     let gathered = in_turn.map(|len| Windows::plan(WEIGHT_WINDOWS, len, model, &arenas.weights));
     let shares = in_turn.filter(|_| on_host.weights && level > 0).map(|len| {
@@ -170,22 +263,27 @@ pub fn plan_buckets(
         let len = bucket.range.len();
         let own = match level {
             0 => bucket.range.clone(),
-            _ => bucket.shard(layout.shard.dp, dp_rank),
+            _ => bucket.shard(levels.replicas(), levels.piece()),
         };
-        let shard = own.len();
-        let cut = |whole: Tensor| whole.span(own.start - bucket.range.start, shard);
+        let shard = bucket.shard(levels.shards, levels.shard);
+        let piece = own.len();
+        let cut = |whole: Tensor| whole.span(own.start - bucket.range.start, piece);
+        let cut_shard = |stored: Tensor| stored.span(own.start - shard.start, piece);
         let weights = {
             let residence = weights_at(bucket);
             let whole = match &gathered {
                 Some(windows) if residence.has_window() => windows.view(index, len),
                 _ => arenas.weights.matrix(1, len, model),
             };
-            let own = match residence {
-                Residence::Host => arenas.host_weights.matrix(1, shard, model),
-                _ if level == 3 => arenas.weights.matrix(1, shard, model),
-                _ => cut(whole),
+            let (stored, own) = match residence {
+                Residence::Host => [arenas.host_weights.matrix(1, piece, model); 2].into(),
+                Residence::Shard => {
+                    let stored = arenas.weights.matrix(1, shard.len(), model);
+                    (stored, cut_shard(stored))
+                }
+                Residence::Whole if level == 3 => (whole, arenas.weights.matrix(1, piece, model)),
+                Residence::Whole => (whole, cut(whole)),
             };
-            let stored = if residence.has_window() { own } else { whole };
             Values { residence, whole, stored, own }
         };
         let share = shares.as_ref().filter(|_| weights.residence.has_window());
@@ -195,21 +293,36 @@ pub fn plan_buckets(
                 Some(windows) if residence.has_window() => windows.view(index, len),
                 _ => arenas.grads.matrix(1, len, DType::F32),
             };
-            let scatters = residence.has_window() && level >= 2;
-            let stored_len = if scatters { shard } else { len };
-            let stored = match residence {
-                Residence::Whole => whole,
-                Residence::Shard => arenas.grads.matrix(1, stored_len, DType::F32),
-                Residence::Host => arenas.host_grads.matrix(1, stored_len, DType::F32),
+            let (stored, own) = match residence {
+                Residence::Whole => (whole, cut(whole)),
+                Residence::Shard => {
+                    let stored = arenas.grads.matrix(1, shard.len(), DType::F32);
+                    (stored, cut_shard(stored))
+                }
+                Residence::Host if level >= 2 => {
+                    [arenas.host_grads.matrix(1, piece, DType::F32); 2].into()
+                }
+                Residence::Host => {
+                    let stored = arenas.host_grads.matrix(1, len, DType::F32);
+                    (stored, cut(stored))
+                }
             };
-            let own = if scatters { stored } else { cut(stored) };
             Values { residence, whole, stored, own }
         };
         // Gradients that are fetched from the host accumulate, starting from zero.
         let overwrites = bucket.module == Module::Block && grads.residence != Residence::Host;
+        let held = match weights.residence {
+            Residence::Whole => bucket.range.clone(),
+            Residence::Shard => shard.clone(),
+            Residence::Host => own.clone(),
+        };
         states.push(BucketState {
             module: bucket.module,
-            share: share.map(|windows| windows.view(index, shard)),
+            start: bucket.range.start,
+            copies: levels.copies,
+            shard,
+            held,
+            share: share.map(|windows| windows.view(index, piece)),
             weights_by_name: Params::new(bucket, weights.whole),
             grads_by_name: GradsByName::new(bucket, grads.whole, overwrites),
             own,

@@ -5,7 +5,7 @@
 //! memory: part of a row, whole rows, and part of a row. Rows that pad the vocabulary belong to no
 //! rectangle.
 
-use super::ShardedParams;
+use super::{Residence, ShardedParams};
 use crate::states::{Extent, StateSpec, TensorSlice, rows_without_padding};
 use device::{Tensor, op};
 use manifest::Model;
@@ -185,9 +185,12 @@ impl ShardedParams<'_> {
         let state = StateSpec::model(self.model_dtype);
         let mut ranges = Vec::new();
         for (layout, bucket) in self.layout.buckets.iter().zip(&self.buckets) {
-            let (present, weights) = self.present_weights(bucket, layout);
-            let whole = present.len() == layout.range.len();
-            let data = if whole { self.groups.grad_sum.rank() } else { 0 };
+            let (present, weights) = (&bucket.held, bucket.weights.stored);
+            let data = match bucket.weights.residence {
+                _ if *present == layout.range => self.groups.grad_sum.rank(),
+                Residence::Shard => self.groups.levels.copy,
+                Residence::Whole | Residence::Host => 0,
+            };
             for (param, part) in layout.overlaps(present.clone()) {
                 let at = weights.span(part.start - present.start, part.len());
                 let range = part.start - param.offset..part.end - param.offset;

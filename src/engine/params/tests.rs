@@ -1,6 +1,7 @@
 use super::*;
 use crate::arenas::Arenas;
 use crate::states::{Extent, TensorSlice};
+use ::plan::levels::Levels;
 use comm::{Group, Message, Solo};
 use device::cpu::Cpu;
 use model::{MicroBatch, ModelShard};
@@ -56,10 +57,12 @@ train: {samples: 800}
     let layout = Layout::new(&m.model, ModelShard { dp: 2, ..ModelShard::whole(&m.model) });
     let cpu = Cpu::new(Some(1));
     let log = Log::default();
+    let levels = Levels::one(2, 0);
     let measured = Arenas::measuring();
-    plan_buckets(level, 0, &layout, DType::BF16, OffloadPlan::default(), &measured);
+    plan_buckets(level, levels, &layout, DType::BF16, OffloadPlan::default(), &measured);
     let arenas = measured.reserve(&cpu).unwrap();
-    let buckets = plan_buckets(level, 0, &layout, DType::BF16, OffloadPlan::default(), &arenas);
+    let buckets =
+        plan_buckets(level, levels, &layout, DType::BF16, OffloadPlan::default(), &arenas);
     let groups = Groups { grad_sum: Box::new(log.clone()), ..Groups::solo() };
     let states = Vec::new();
     let memory = ParamMemory { layout, buckets, states, offload: None, norms: None };

@@ -40,19 +40,19 @@ impl ShardedParams<'_> {
             self.finish_window(in_flight, unused);
         }
         let bucket = &self.buckets[index];
-        let start = self.layout.buckets[index].range.start;
         let Values { residence, whole, own, .. } = bucket.weights;
         if residence == Residence::Host && self.level == 0 {
-            let fill = self.be.transfer(own, bucket.own_part(whole, start));
+            let fill = self.be.transfer(own, bucket.own_part(whole));
             in_flight.fills[index] = Some(fill);
             return;
         }
         self.begin_share(in_flight, index);
         self.finish_fill(in_flight, index);
-        in_flight.gathers[index] = Some(self.groups.grad_sum.begin(bucket.gather()));
+        // Behind the gather among copies that followed the update, which may still run.
+        in_flight.gathers[index].extend(self.begin(bucket.gathers()));
     }
 
-    /// Starts copying this rank's shard of a bucket from the host to the device, unless it is there.
+    /// Starts copying this rank's piece of a bucket from the host to the device, unless it is there.
     /// The gather of the shard previously in that buffer must be complete.
     fn begin_share(&self, in_flight: &mut InFlight, index: usize) {
         let bucket = &self.buckets[index];
@@ -75,8 +75,6 @@ impl ShardedParams<'_> {
     /// Orders everything enqueued from now on after the gather of a bucket.
     fn finish_window(&self, in_flight: &mut InFlight, index: usize) {
         self.finish_fill(in_flight, index);
-        if let Some(pending) = in_flight.gathers[index].take() {
-            self.groups.grad_sum.finish(pending);
-        }
+        self.finish(std::mem::take(&mut in_flight.gathers[index]));
     }
 }

@@ -95,7 +95,8 @@ pub fn check(
     flag: Tensor,
 ) -> Result<(), ReplicasDiverged> {
     params.wait_gathers();
-    let Groups { tensor, grad_sum, embedding, grid, coord, .. } = &params.groups;
+    let Groups { tensor, grad_sum, copies: same_shard, levels, embedding, grid, coord, .. } =
+        &params.groups;
     let repeated = select_states(params, |p, state| is_whole(&p.param, state.extent));
     let compare = |group, views, ranks: &[usize]| compare(params, digests, group, views, ranks);
     let mut found = compare(&**tensor, repeated, &grid.group(*coord, SHARES));
@@ -112,7 +113,14 @@ pub fn check(
             tied.push(view(&param.name, MODEL, at));
         }
     }
-    found.extend(compare(&**grad_sum, copies, &grid.group(*coord, GRADIENT_AXES)));
+    let replicas = grid.group(*coord, GRADIENT_AXES);
+    found.extend(compare(&**grad_sum, copies, &replicas));
+    let shards = params
+        .copied_weights()
+        .into_iter()
+        .map(|(param, at)| view(&param.name, MODEL, at))
+        .collect();
+    found.extend(compare(&**same_shard, shards, &levels.copy_group(&replicas)));
     if let Some(ends) = Groups::embedding_ranks(grid, *coord) {
         found.extend(compare(&**embedding, tied, &ends));
     }

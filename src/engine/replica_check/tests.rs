@@ -146,6 +146,23 @@ fn a_flipped_bit_in_a_tied_embedding_is_named() {
 }
 
 #[test]
+fn a_flipped_bit_in_a_copy_of_a_shard_is_named() {
+    let sets = ["topology.data=4", "topology.shard=2", "topology.zero=3"];
+    let found = only(check_all(&sets, |rank, engine: &Engine| {
+        if rank == 2 {
+            let copied = engine.store().copied_weights();
+            let mut copied = copied.iter();
+            let found = copied.find(|(param, _)| param.name.starts_with("block.1."));
+            let (param, at) = found.expect("a part of the block");
+            assert_eq!(param.name, "block.1.ln1.scale", "the first shard has it");
+            flip(engine, *at, 0);
+        }
+    }));
+    let line = "block.1.ln1.scale on rank 2 (TP0 PP0 DP2) is not the same as on rank 0";
+    assert!(found.starts_with(line), "{found}");
+}
+
+#[test]
 fn the_shares_of_zero_3_are_compared_where_they_repeat() {
     let sets = ["topology.tensor=2", "topology.data=2", "topology.zero=3"];
     let found = only(check_all(&sets, |rank, engine: &Engine| {

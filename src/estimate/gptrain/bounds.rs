@@ -85,6 +85,7 @@ struct PassesKey {
 struct StatesKey {
     tensor: usize,
     data: usize,
+    shard: usize,
     zero: u8,
     adam8bit: bool,
     offload: u8,
@@ -297,6 +298,7 @@ impl<'a> Bounds<'a> {
         let key = StatesKey {
             tensor: t.tensor,
             data: t.data,
+            shard: t.shard_size(),
             zero: t.zero,
             adam8bit: s.moments == Moments::Adam8bit,
             offload: t.offload.what as u8,

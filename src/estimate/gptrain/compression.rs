@@ -22,7 +22,7 @@ impl CompressionGain {
     /// None if no gradient is sent, or compression would be refused.
     pub fn new(m: &Manifest, setup: &Setup) -> Option<CompressionGain> {
         let t = &m.topology;
-        if t.data == 1 || t.zero > 1 {
+        if t.data == 1 || t.zero > 1 || t.has_two_levels() {
             return None;
         }
         let settings = t.compression.unwrap_or_default();

@@ -4,7 +4,7 @@ use crate::setup::{Extras, Moments, Setup};
 use engine::cuts;
 use manifest::{
     Adam8bit, Batch, LayerSplit, Manifest, OffloadWhat, Optimizer, PowerSgd, Recompute, Schedule,
-    Split, Topology,
+    Shard, Split, Topology, replicas_on_node,
 };
 use plan::ramp::Ramp;
 
@@ -174,7 +174,16 @@ fn with_extras(cut: Setup, extras: Extras) -> Vec<Setup> {
     cuts
 }
 
-/// Sequence parallelism, ZeRO levels and recomputation.
+/// Shard groups that are tried: all replicas, and those on a node where gradients or weights are sharded,
+/// whose sums and gathers of every pass then remain on the node.
+pub fn shard_groups(s: &Setup, zero: u8) -> Vec<Shard> {
+    let data = s.topology.data;
+    let on_node = replicas_on_node(&s.topology, s.per_node);
+    let has_groups = 1 < on_node && on_node < data && data.is_multiple_of(on_node);
+    if zero >= 2 && has_groups { vec![Shard::All, Shard::Ranks(on_node)] } else { vec![Shard::All] }
+}
+
+/// Sequence parallelism, ZeRO levels, shard groups and recomputation.
 fn memory_savings(s: &Setup, recomputes: &[Recompute]) -> Vec<Setup> {
     let t = &s.topology;
     let sequence: &[bool] = if t.tensor > 1 && s.model.seq_len.is_multiple_of(t.tensor) {
@@ -186,12 +195,14 @@ fn memory_savings(s: &Setup, recomputes: &[Recompute]) -> Vec<Setup> {
     let mut cuts = Vec::new();
     for sequence_parallel in sequence {
         for zero in zeros {
-            for recompute in recomputes {
-                let mut setup = s.clone();
-                let t = &mut setup.topology;
-                (t.sequence_parallel, t.zero) = (*sequence_parallel, *zero);
-                t.recompute = *recompute;
-                cuts.push(setup);
+            for shard in shard_groups(s, *zero) {
+                for recompute in recomputes {
+                    let mut setup = s.clone();
+                    let t = &mut setup.topology;
+                    (t.sequence_parallel, t.zero, t.shard) = (*sequence_parallel, *zero, shard);
+                    t.recompute = *recompute;
+                    cuts.push(setup);
+                }
             }
         }
     }

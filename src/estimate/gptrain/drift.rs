@@ -91,7 +91,7 @@ pub fn by_part(stages: &[Stage], s: &Setup, stage: usize) -> PartSeconds {
             "head and loss" => Part::Head,
             "tensor parallel" => Part::Tensor,
             "pipeline sends" | "pipeline bubble" => Part::Pipeline,
-            prices::REPLICAS | dry_run::SUMS => Part::Data,
+            prices::REPLICA_MESSAGES | dry_run::SUMS => Part::Data,
             dry_run::OVERLAPPED => continue,
             _ => Part::Optimizer,
         };

@@ -52,9 +52,10 @@ impl Work {
     /// Seconds of a micro-batch's messages between replicas, and of the part that computation hides.
     pub(super) fn replica_messages(&self, prices: &Prices) -> (f64, f64) {
         let sent = self.micro.seconds(prices).into_iter();
-        let sent = sent.filter(|(purpose, _)| *purpose == prices::REPLICAS);
+        let sent = sent.filter(|(purpose, _)| *purpose == prices::REPLICA_MESSAGES);
         let [hidden, _] = self.overlap(prices);
-        (sent.map(|(_, seconds)| seconds).sum(), hidden.rows[prices::DATA])
+        let hidden = prices::REPLICAS.map(|row| hidden.rows[row]);
+        (sent.map(|(_, seconds)| seconds).sum(), hidden.iter().sum())
     }
 }
 
@@ -454,7 +455,7 @@ pub fn stage_parts(
     let step = work.step.seconds(&prices.once());
     let sums = step
         .iter()
-        .filter(|(name, _)| *name == prices::REPLICAS)
+        .filter(|(name, _)| *name == prices::REPLICA_MESSAGES)
         .map(|part| part.1)
         .sum();
     parts.push(("pipeline bubble", bubble));

@@ -196,10 +196,13 @@ mod tests {
     fn messages_have_a_queue_of_their_own() {
         let message = || send("pipeline", WaitPoint::Message, 2.0);
         let step = [message(), message(), Compute(3.0), Finish(1), Finish(2)];
-        assert_eq!(overlap(&step), Overlap { all: 3.0, messages: 3.0, rows: [0.0, 3.0, 0.0, 0.0] });
+        assert_eq!(
+            overlap(&step),
+            Overlap { all: 3.0, messages: 3.0, rows: [0.0, 3.0, 0.0, 0.0, 0.0, 0.0] }
+        );
         let sum = |group| send(group, WaitPoint::Queued, 4.0);
         let step = |group| [sum(group), message(), Compute(5.0), Finish(2), Finish(1)];
-        let rows = |tensor, data| [tensor, 2.0, data, 0.0];
+        let rows = |tensor, data| [tensor, 2.0, data, 0.0, 0.0, 0.0];
         let tensor = Overlap { all: 6.0, messages: 2.0, rows: rows(4.0, 0.0) };
         assert_eq!(overlap(&step("tensor")), tensor);
         let data = Overlap { all: 5.0, messages: 2.0, rows: rows(0.0, 3.0) };

@@ -3,19 +3,23 @@
 use super::overlap::TimedEvent;
 use crate::hardware::{CPU, Hardware, Link, Shares};
 pub use crate::parts::TRAFFIC;
-use crate::parts::{Part, PartSeconds};
+use crate::parts::{LEVELS, Part, PartSeconds};
 use crate::rings;
 use crate::setup::Setup;
 use comm::Op;
 use comm::dry::{Event, Sent, Volume};
 use device::{Tally, Work};
 use plan::grid::{GRADIENT_AXES, SHARES, STAGES};
+use plan::levels::Levels;
 
-/// Row of replicas in `TRAFFIC`.
-pub const DATA: usize = 2;
+/// Rows of replicas in `TRAFFIC`: all of them, those of a shard group, and the copies.
+const DATA: usize = 2;
+const SHARD: usize = LEVELS;
+const COPIES: usize = LEVELS + 1;
+pub const REPLICAS: [usize; 3] = [DATA, SHARD, COPIES];
 
-/// Purpose of messages between replicas.
-pub const REPLICAS: &str = "data parallel";
+/// Purpose of their messages.
+pub const REPLICA_MESSAGES: &str = "data parallel";
 
 /// Seconds of the hops of a ring of replicas over nodes, for each gather or scatter and for each sum. 0
 /// within a node, where they are short beside the bytes.
@@ -54,7 +58,7 @@ pub struct Prices<'a> {
     shares: Shares,
     /// By the rows of `TRAFFIC`: whether within a node, and how fast.
     links: [(bool, Link); TRAFFIC.len()],
-    hops: Hops,
+    hops: [Hops; TRAFFIC.len()],
     /// Factors of each part's seconds, by `Part::ALL`.
     factors: PartSeconds,
 }
@@ -65,19 +69,28 @@ impl<'a> Prices<'a> {
         // Ranks that are threads of one processor have a part of it each.
         let ranks = if hw.is_local { s.ranks() as f64 } else { 1.0 };
         let grid = s.topology.grid();
-        let groups =
-            [SHARES, STAGES, GRADIENT_AXES, STAGES].map(|axes| grid.group(grid.first(), axes));
-        let hops = Hops::new(s, &groups[DATA]);
+        let [tensor, stages, replicas] =
+            [SHARES, STAGES, GRADIENT_AXES].map(|axes| grid.group(grid.first(), axes));
+        let levels = levels(s, &replicas);
+        let shard = levels.shard_group(&replicas);
+        let copies = levels.copy_group(&replicas);
+        let groups = [tensor, stages.clone(), replicas, stages, shard, copies];
         let mut links = groups
             .each_ref()
             .map(|members| (count_joined(s, members) == members.len(), link(s, members)));
-        links[DATA].1 = replica_link(s);
+        let mut hops = [Hops::default(); TRAFFIC.len()];
+        for row in REPLICAS {
+            hops[row] = Hops::new(s, &groups[row]);
+            links[row].1 = ring_link(s, &groups[row]);
+        }
         Prices { hw, shares: hw.shares().divide_among(ranks), links, hops, factors: hw.parts }
     }
 
     /// Prices with links between replicas that are faster by this factor.
     pub fn with_sums(mut self, times: f64) -> Prices<'a> {
-        self.links[DATA].1.gb_s *= times;
+        for row in REPLICAS {
+            self.links[row].1.gb_s *= times;
+        }
         self
     }
 
@@ -98,8 +111,7 @@ impl<'a> Prices<'a> {
 
     fn message(&self, row: usize, op: Op, sent: &Sent) -> f64 {
         let (_, link) = self.links[row];
-        let hops = if row == DATA { self.hops.seconds(op) } else { 0.0 };
-        let latency = sent.calls * (link.latency_us * 1e-6 + hops);
+        let latency = sent.calls * (link.latency_us * 1e-6 + self.hops[row].seconds(op));
         let seconds = latency + sent.bytes / (link.gb_s * 1e9);
         seconds * self.hw.slowdown * self.factors[Part::from_traffic(row) as usize]
     }
@@ -137,7 +149,7 @@ impl<'a> Prices<'a> {
             ("head and loss", compute(Part::Head)),
             ("tensor parallel", sent(&[0])),
             ("pipeline sends", sent(&[1, 3])),
-            (REPLICAS, sent(&[DATA])),
+            (REPLICA_MESSAGES, sent(&REPLICAS)),
         ]
     }
 
@@ -184,13 +196,26 @@ fn groups_of_node(s: &Setup, joined: usize) -> f64 {
     domain.div_ceil(joined) as f64 * (s.per_node as f64 / domain as f64)
 }
 
-/// Link of a rank to the next of its replicas.
+/// Link of a rank to the next of its replicas; with two levels, of the copies.
 pub fn replica_link(s: &Setup) -> Link {
     let grid = s.topology.grid();
-    let members = grid.group(grid.first(), GRADIENT_AXES);
-    let joined = count_joined(s, &members);
+    let replicas = grid.group(grid.first(), GRADIENT_AXES);
+    if s.topology.has_two_levels() {
+        return ring_link(s, &levels(s, &replicas).copy_group(&replicas));
+    }
+    ring_link(s, &replicas)
+}
+
+/// Levels of the first rank's replicas.
+fn levels(s: &Setup, replicas: &[usize]) -> Levels {
+    Levels::new(replicas.len(), s.topology.shard_size(), 0)
+}
+
+/// Link of a rank to the next in a ring of replicas.
+fn ring_link(s: &Setup, members: &[usize]) -> Link {
+    let joined = count_joined(s, members);
     if joined == members.len() {
-        return link(s, &members);
+        return link(s, members);
     }
     let nodes = members.len().div_ceil(joined);
     s.hardware.ring_link(groups_of_node(s, joined), nodes)

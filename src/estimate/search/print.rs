@@ -9,7 +9,7 @@ use crate::view::{GIB, Terms};
 use crate::words::{self, short_span, span};
 use base::Count;
 use base::table::{Cell, Printout, Rows, Table};
-use manifest::{Adam8bit, LayerSplit, Manifest, Model, OffloadWhat, Optimizer, Schedule};
+use manifest::{Adam8bit, LayerSplit, Manifest, Model, OffloadWhat, Optimizer, Schedule, Shard};
 use model::parameters;
 use serde_json::{Value, json};
 
@@ -290,6 +290,8 @@ fn extras(s: &Setup) -> Option<String> {
     let t = &s.topology;
     let words = [
         t.sequence_parallel.then(|| "sequence parallel".to_string()),
+        t.has_two_levels()
+            .then(|| format!("shard groups of {}", t.shard_size())),
         (t.chunks > 1).then(|| format!("{} chunks", t.chunks)),
         (t.layer_split != LayerSplit::Uniform)
             .then(|| layer_split_name(&t.layer_split).replace('_', " ")),
@@ -356,6 +358,11 @@ pub fn sets(m: &Manifest, s: &Setup) -> Vec<String> {
     if s.program == Program::Gptrain {
         if t.offload.what != m.topology.offload.what {
             sets.push(format!("topology.offload.what={}", t.offload.what.name()));
+        }
+        if t.has_two_levels() {
+            sets.push(format!("topology.shard={}", t.shard_size()));
+        } else if m.topology.shard != Shard::All {
+            sets.push("topology.shard=all".to_string());
         }
         if t.compression != m.topology.compression {
             sets.push("topology.compression=powersgd".to_string());

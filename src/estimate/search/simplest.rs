@@ -109,5 +109,5 @@ pub(super) fn splits_key(s: &Setup) -> impl Ord + use<> {
     let sharded = if t.zero > 1 { t.zero } else { 0 };
     let shape = (t.tensor * t.pipeline, t.pipeline, t.chunks, t.zero, t.sequence_parallel);
     let even = t.layer_split != LayerSplit::Uniform;
-    (extras, sharded, shape, even, t.recompute as usize, Reverse(s.micro))
+    (extras, (sharded, t.has_two_levels()), shape, even, t.recompute as usize, Reverse(s.micro))
 }

@@ -57,6 +57,11 @@ pub fn set_replicas(settings: &mut Settings, args: &Arguments) -> anyhow::Result
             break;
         }
     }
+    let shard = "topology.shard";
+    let instances = args.optional_count(shard)?.unwrap_or(1);
+    if instances > 1 && data > instances && data.is_multiple_of(instances) {
+        settings.set(shard, data / instances, args.name(shard));
+    }
     Ok(())
 }
 

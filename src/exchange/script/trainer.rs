@@ -88,6 +88,20 @@ pub fn settings(script: &Script) -> anyhow::Result<Read> {
     {
         settings.set("topology.zero", stage, from);
     }
+    let name = Dialect::HuggingFace.name("topology.shard");
+    if let Some(ranks) = values.get(name).and_then(Json::as_u64) {
+        let replicas = replicas.unwrap_or(1) as u64;
+        if ranks > 1 && ranks < replicas && replicas.is_multiple_of(ranks) {
+            settings.set("topology.shard", ranks, name);
+        }
+    }
+    if values
+        .get("fsdp")
+        .and_then(Json::as_str)
+        .is_some_and(|fsdp| fsdp.contains("hybrid_shard"))
+    {
+        settings.set("topology.shard", "node", "fsdp: hybrid_shard");
+    }
     if let Some((what, from)) = deepspeed::offload(&read.json) {
         settings.set("topology.offload.what", what, from);
     }

@@ -5,6 +5,7 @@ use super::super::layers::{self, LayerForm};
 use super::super::model::raw;
 use super::super::report::Report;
 use super::super::rope::{self, PositionForm, PositionSettings};
+use super::super::shard;
 use super::super::{
     Adam8bit, Batch, Family, Ffn, GradientHome, LayerSplit, Model, Offload, OffloadWhat, Optimizer,
     Position, Precision, Schedule, Topology,
@@ -238,6 +239,7 @@ pub fn topology(
     pipeline_cut(topology, model, report);
     check_interleaving(topology, batch, report);
     zero_in_pipeline(topology, report);
+    shard::check(topology, report);
     check_compression(topology, report);
     check_offload(topology, report);
 }

@@ -224,14 +224,16 @@ pub const ROWS: &[Row] = &[
     count("topology.data").megatron("data_parallel_size; the remaining ranks").hf("; the number of processes")
         .nanogpt("; the number of processes").litgpt("; `devices` × `num_nodes`")
         .llmc("; the number of processes")
-        .titan("parallelism.data_parallel_replicate_degree parallelism.data_parallel_shard_degree; sharded: \
-                `zero: 3`")
+        .titan("parallelism.data_parallel_replicate_degree; × `data_parallel_shard_degree`")
         .short("dp dp_size"),
     key("topology.sequence_parallel").megatron("sequence_parallel"),
     value("topology.zero", "1").megatron("use_distributed_optimizer"),
     value("topology.zero", "3").megatron("use_megatron_fsdp use_torch_fsdp2 use_custom_fsdp").hf("fsdp"),
     key("topology.zero").megatron("zero_stage").hf("zero_optimization.stage").llmc("-z; 0 or 1")
         .short("zero"),
+    key("topology.shard").megatron("num_distributed_optimizer_instances; topology.data / instances")
+        .hf("zero_optimization.zero_hpz_partition_size; FSDP's `hybrid_shard`: `node`")
+        .titan("parallelism.data_parallel_shard_degree; sharded: `zero: 3`"),
     key("topology.schedule").titan("parallelism.pipeline_parallel_schedule"),
     key("topology.chunks")
         .megatron("virtual_pipeline_model_parallel_size num_virtual_stages_per_pipeline_rank"),
@@ -298,7 +300,7 @@ pub const ROWS: &[Row] = &[
     unneeded("the number of ranks is tensor × pipeline × data of `topology`; a launcher starts them, or \
               `run` itself")
         .megatron("world_size local_rank rank transformer_pipeline_model_parallel_size \
-                   use_tp_pp_dp_mapping num_distributed_optimizer_instances fake_process_group")
+                   use_tp_pp_dp_mapping fake_process_group")
         .hf("local_rank").litgpt("devices num_nodes")
         .short("gpus num_gpus nnodes nproc_per_node nodes world ngpu"),
     unneeded("NCCL between GPUs, TCP between CPUs: `comm.gpu_transport`")

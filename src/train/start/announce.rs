@@ -5,8 +5,9 @@ use base::Count;
 use checkpoint::State;
 use data::Datasets;
 use engine::{Engine, lr};
-use manifest::Manifest;
-use plan::grid::SHARES;
+use manifest::{Manifest, Topology};
+use plan::grid::{GRADIENT_AXES, SHARES};
+use plan::levels::Levels;
 use std::collections::BTreeMap;
 
 /// Epochs of a dataset above which more of them teach nothing (Muennighoff et al. 2023).
@@ -111,6 +112,10 @@ pub fn announce_ranks(
         let places: Vec<_> = ranks.iter().map(|(place, ..)| place.clone()).collect();
         tracing::info!("{}", placement(process, rank, &places));
         warn_of_split_tensor_group(rank, &places);
+        let nodes: Vec<&str> = places.iter().map(|(node, _)| node.as_str()).collect();
+        if let Some(warning) = split_shard_group(&m.topology, &nodes) {
+            tracing::warn!("{warning}");
+        }
     }
     let most = ranks
         .iter()
@@ -179,6 +184,10 @@ fn placement(process: &Process, rank: &Rank, places: &[(String, Option<usize>)])
         topology.data,
         topology.zero
     );
+    if topology.has_two_levels() {
+        let shard = topology.shard_size();
+        text += &format!(" in {} shard groups of {shard}", topology.data / shard);
+    }
     let mut ranks: BTreeMap<usize, Vec<String>> = BTreeMap::new();
     for (number, node) in nodes.iter().enumerate() {
         let first = nodes
@@ -219,5 +228,49 @@ fn warn_of_split_tensor_group(rank: &Rank, places: &[(String, Option<usize>)]) {
              multiple of {} ranks on each",
             group.len()
         );
+    }
+}
+
+/// Warning if the ranks of the first shard group are on several nodes although one could hold them. `nodes`
+/// is by rank.
+fn split_shard_group(topology: &Topology, nodes: &[&str]) -> Option<String> {
+    if !topology.has_two_levels() {
+        return None;
+    }
+    let grid = topology.grid();
+    let replicas = grid.group(grid.first(), GRADIENT_AXES);
+    let group = Levels::new(replicas.len(), topology.shard_size(), 0).shard_group(&replicas);
+    let on_first = nodes.iter().filter(|node| **node == nodes[0]).count();
+    let is_split = group.iter().any(|rank| nodes[*rank] != nodes[group[0]]);
+    (is_split && group.len() * topology.tensor <= on_first).then(|| {
+        format!(
+            "the ranks {group:?} of a shard group are not on one node, which is slow: start the ranks of \
+             a node one after the other, as srun does with --distribution=block, or set topology.shard \
+             to node"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shard_group_on_several_nodes_is_named() {
+        let text = "
+model: {layers: 4, hidden: 32, heads: 4, vocab: 60, seq_len: 8}
+data: {train: none}
+batch: {micro: 1, global: 8}
+lr: {peak: 1e-3}
+train: {samples: 80}
+topology: {data: 4, shard: 2}
+";
+        let m = manifest::for_test::<&str>(text, &[]);
+        assert_eq!(split_shard_group(&m.topology, &["a", "a", "b", "b"]), None);
+        let warning = split_shard_group(&m.topology, &["a", "b", "a", "b"]).expect("a warning");
+        assert!(warning.starts_with("the ranks [0, 1] of a shard group are not on one node"));
+        assert_eq!(split_shard_group(&m.topology, &["a", "b", "c", "d"]), None, "a rank per node");
+        let one_level = manifest::for_test(text, &["topology.shard=all"]);
+        assert_eq!(split_shard_group(&one_level.topology, &["a", "b", "a", "b"]), None);
     }
 }

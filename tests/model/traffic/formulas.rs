@@ -23,6 +23,8 @@ pub struct Step {
     pub tensor: usize,
     pub pipeline: usize,
     pub data: usize,
+    /// Replicas of a shard group.
+    pub shard: usize,
     /// Sequence parallelism.
     pub sequence: bool,
     /// ZeRO stage.
@@ -92,6 +94,9 @@ pub struct Volume {
     pub tp_async: f64,
     pub pipeline: f64,
     pub data: f64,
+    /// Gradients and weights at two levels: in a shard group, and among the copies.
+    pub shard: f64,
+    pub copies: f64,
     /// Gradient of the tied embedding between the first and the last stage.
     pub embedding: f64,
 }
@@ -113,6 +118,7 @@ pub fn sent(step: &Step) -> Volume {
     let scattered = if step.divides && !sequence { messages } else { 0.0 };
     // Agreement on whether all gradients are finite.
     let agreed = f64::from(u8::from(is_compressed(step)));
+    let [data, shard, copies] = replicas(step, blocks.count());
     let tp_async =
         |bucket: &Bucket| all_reduce(step.tensor, bucket.unsplit) * reductions(step, bucket);
     Volume {
@@ -123,7 +129,9 @@ pub fn sent(step: &Step) -> Volume {
             + (1.0 + agreed) * all_reduce(step.tensor, NUMBER),
         tp_async: if sequence { step.buckets.iter().map(tp_async).sum() } else { 0.0 },
         pipeline: messages * share + (2.0 + agreed) * all_reduce(pipeline, NUMBER),
-        data: replicas(step, blocks.count()),
+        data,
+        shard,
+        copies,
         embedding: all_reduce(2, tied) + all_reduce(2, sums.tied),
     }
 }
@@ -172,9 +180,11 @@ fn is_compressed(step: &Step) -> bool {
 /// Data parallelism (Rajbhandari et al. 2020): an all-reduce of the gradients without ZeRO. With
 /// ZeRO, a reduce-scatter and an all-gather of the updated weights, which may be narrower.
 /// Compressed gradients are all-reduced at every ZeRO level, because every replica needs all of
-/// them.
-fn replicas(step: &Step, blocks: usize) -> f64 {
-    let ranks = step.data;
+/// them. With two levels, a shard group does so, and the copies once per step for their shard; without
+/// ZeRO the all-reduce is a reduce-scatter and an all-gather in the group, around that of the copies.
+fn replicas(step: &Step, blocks: usize) -> [f64; 3] {
+    let ranks = step.shard;
+    let copies = step.data / step.shard;
     let of = |bucket: &Bucket| match step.zero {
         0 => all_reduce(ranks, bucket.low_rank.unwrap_or(bucket.grads)),
         _ => {
@@ -192,8 +202,19 @@ fn replicas(step: &Step, blocks: usize) -> f64 {
     let numbers = if step.zero > 0 { 2.0 } else { 1.0 };
     let numbers = numbers + f64::from(u8::from(is_compressed(step)));
     let sums = if step.zero > 0 { step.sums.all } else { 0.0 };
-    let numbers = numbers * all_reduce(ranks, NUMBER) + all_reduce(ranks, sums);
-    step.buckets.iter().map(of).sum::<f64>() + numbers
+    let numbers = numbers * all_reduce(step.data, NUMBER) + all_reduce(step.data, sums);
+    let of_copies = |bucket: &Bucket| {
+        let [grads, weights] = [bucket.grads, bucket.weights].map(|bytes| bytes / ranks as f64);
+        match step.zero {
+            0 => all_reduce(copies, grads),
+            _ => reduce_scatter(copies, grads) + all_gather(copies, weights),
+        }
+    };
+    let in_group = step.buckets.iter().map(of).sum::<f64>();
+    match copies {
+        1 => [in_group + numbers, 0.0, 0.0],
+        _ => [numbers, in_group, step.buckets.iter().map(of_copies).sum()],
+    }
 }
 
 /// Reductions of a bucket's gradients in a step.

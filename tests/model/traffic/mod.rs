@@ -8,7 +8,9 @@ use crate::common::grids::{GRIDS, MANIFEST};
 use crate::order::dry_groups;
 use formulas::Volume;
 use gptrain::base::div_exact;
-use gptrain::comm::{BACKWARD_MESSAGES, FORWARD_MESSAGES, GRAD_SUM, Traffic, World, threads};
+use gptrain::comm::{
+    BACKWARD_MESSAGES, FORWARD_MESSAGES, GRAD_SUM, SHARD, SHARD_COPIES, Traffic, World, threads,
+};
 use gptrain::data::Batch;
 use gptrain::device::cpu::Cpu;
 use gptrain::engine::{Engine, Groups};
@@ -64,11 +66,13 @@ train: {samples: 800}
 /// Names of groups, and their part of a volume.
 type Part = (&'static [&'static str], fn(&Volume) -> f64);
 
-const GROUPS: [Part; 5] = [
+const GROUPS: [Part; 7] = [
     (&["tensor"], |volume| volume.tensor),
     (&["tp_async"], |volume| volume.tp_async),
     (&["pipeline", FORWARD_MESSAGES, BACKWARD_MESSAGES], |volume| volume.pipeline),
     (&[GRAD_SUM], |volume| volume.data),
+    (&[SHARD], |volume| volume.shard),
+    (&[SHARD_COPIES], |volume| volume.copies),
     (&["embedding"], |volume| volume.embedding),
 ];
 
@@ -132,6 +136,25 @@ fn replicas_traffic_is_the_textbooks() {
             check(&[sets, &[zero.as_str()]].concat());
         }
     }
+}
+
+/// The copies send 1 / shard of the bytes, once per step.
+#[test]
+fn traffic_at_two_levels_is_by_formula() {
+    for zero in ["0", "1", "2", "3"] {
+        let zero = format!("topology.zero={zero}");
+        for sets in [
+            &["topology.data=4", "topology.shard=2"][..],
+            &["topology.data=8", "topology.shard=4", "precision=bf16"],
+            &["topology.data=8", "topology.shard=2", "optimizer=adafactor"],
+            &["topology.data=4", "topology.shard=2", "topology.tensor=2"],
+        ] {
+            check(&[sets, &[zero.as_str()]].concat());
+        }
+    }
+    let piped = ["topology.data=4", "topology.shard=2", "topology.pipeline=2"];
+    check(&piped);
+    check(&[&piped[..], &["topology.zero=2", "model.tied_head=false"]].concat());
 }
 
 /// Maxima of quantized operands that ranks share.
@@ -205,7 +228,8 @@ fn bytes_of_the_dry_run_are_those_of_the_formulas() {
         let micros = m.batch.global / (m.batch.micro * m.topology.data);
         for (stage, counted) in stages(&m).iter().enumerate() {
             let v = volume(&dry_groups(&m, stage, &Rc::default()), &m, m.batch.global);
-            let expected = [v.tensor + v.tp_async, v.pipeline, v.data, v.embedding];
+            let expected =
+                [v.tensor + v.tp_async, v.pipeline, v.data, v.embedding, v.shard, v.copies];
             for (counted, expected) in counted.sends(micros).into_iter().zip(expected) {
                 let what = format!("{counted} counted, not {expected}: stage {stage}, {sets:?}");
                 assert!((counted - expected).abs() < 0.5, "{what}");

@@ -24,6 +24,7 @@ pub fn volume(groups: &Groups, m: &Manifest, global: usize) -> Volume {
         tensor: groups.tensor.size(),
         pipeline: pp.ranks,
         data: groups.grad_sum.size(),
+        shard: groups.shard().size(),
         sequence: m.topology.sequence_parallel,
         zero: m.topology.zero,
         micros: div_exact(global, m.batch.micro * groups.replicas()),

@@ -261,7 +261,8 @@ fn part_of_replica(at: &Place, param: &Param, replica: usize) -> Range<usize> {
     if !at.sharded {
         return 0..param.numel();
     }
-    let shard = at.layout.buckets[param.bucket].shard(at.layout.shard.dp, replica);
+    let piece = at.groups.levels.for_replica(replica).piece();
+    let shard = at.layout.buckets[param.bucket].shard(at.layout.shard.dp, piece);
     let inside = |element: usize| element.clamp(param.offset, param.range().end) - param.offset;
     inside(shard.start)..inside(shard.end)
 }

@@ -63,7 +63,7 @@ fn rank(world: World, m: &Manifest) -> Bits {
     let lay_out = |arenas: &Arenas| {
         let buckets = params::plan_buckets(
             level,
-            groups.grad_sum.rank(),
+            groups.levels,
             &layout,
             dtype,
             OffloadPlan::default(),
@@ -131,6 +131,8 @@ fn every_grid_makes_the_steps_of_one_rank_to_the_last_bit() {
             "{data: 4, zero: 3}",
             "{tensor: 2, data: 2}",
             "{tensor: 2, data: 3, zero: 2}",
+            "{data: 4, zero: 1, shard: 2}",
+            "{tensor: 2, data: 4, zero: 3, shard: 2}",
             "{tensor: 2, pipeline: 2, data: 2, zero: 1}",
         ] {
             let topology = format!("topology={topology}");
