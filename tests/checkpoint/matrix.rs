@@ -9,7 +9,7 @@
 //! | cells that a row refuses | the words that say so |
 //!
 //! A row goes from each cell to those on the same grid, and from there two distances further than the
-//! row before, so that five rows together have gone every distance: a third of all pairs, in each of
+//! row before, so that seven rows together have gone every distance: a quarter of all pairs, in each of
 //! which any row could fail.
 
 use crate::grids::{Course, Done, close, parse, run, try_run};
@@ -20,7 +20,7 @@ use gptrain::manifest::Loaded;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-const CELLS: [&[&str]; 11] = [
+const CELLS: [&[&str]; 14] = [
     &[],
     &["data=2"],
     &["data=2", "zero=1"],
@@ -32,6 +32,9 @@ const CELLS: [&[&str]; 11] = [
     &["data=2", "pipeline=2", "zero=2"],
     &["data=2", "zero=1", "offload=optimizer"],
     &["data=2", "zero=3", "offload=full"],
+    &["data=4", "shard=2", "zero=1"],
+    &["data=4", "shard=2", "zero=3"],
+    &["data=4", "shard=2", "pipeline=2", "zero=2"],
 ];
 
 const POWERSGD: &str = "topology.compression={powersgd: {rank: 2, start_step: 1, min_rate: 1}}";
@@ -63,7 +66,7 @@ rows! {
 }
 
 /// Row, cell, and the message that refuses the combination.
-const REFUSED: [(&str, &str, &str); 5] = [
+const REFUSED: [(&str, &str, &str); 6] = [
     ("muon", "offload=optimizer", "optimizer muon with topology.offload is not in this version"),
     ("muon", "offload=full", "optimizer muon with topology.offload is not in this version"),
     (
@@ -77,6 +80,7 @@ const REFUSED: [(&str, &str, &str); 5] = [
         "powersgd with topology.zero 3: every replica keeps an error of 4 bytes",
     ),
     ("powersgd", "offload=full", "powersgd with topology.offload full: every replica keeps"),
+    ("powersgd", "shard=2", "powersgd with topology.shard 2: its factors are summed over all"),
 ];
 
 /// Steps of a run, and those before the save.

@@ -172,6 +172,7 @@ const RUN: &[(&str, &str, StandIns)] = &[
     ("tutorials.md", "gptrain data train-tokenizer", &[("32000", "2000"), ("124M", "1M"), SHORT]),
     ("tutorials.md", "gptrain import", &[("--data llama-data", "--data valid_text"), SMALL]),
     ("tutorials.md", "gptrain job", &[("sbatch ", "sh -n ")]),
+    ("cluster.md", "gptrain estimate", &[]),
     ("cluster.md", "gptrain nodes", &[]),
     ("estimate.md", "gptrain estimate", &[("--calibrate bench.json", ""), TESTED_ELSEWHERE]),
     ("estimate.md", "gptrain estimate mine.yaml --hardware cluster.yaml", &[]),

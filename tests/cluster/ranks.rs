@@ -87,6 +87,37 @@ fn processes_give_the_same_bits_as_threads() {
     assert_eq!(lab.losses("runs/a"), lab.losses("runs/threads"));
 }
 
+/// Four ranks on what their launcher calls two nodes: two levels, as with the number; and the same folder
+/// continues on one node, with one level.
+#[test]
+fn the_replicas_of_a_node_are_a_shard_group() {
+    let lab = Lab::new();
+    let sets = ["topology.data=4", "topology.zero=3", "batch.micro=1"];
+    let number = lab.run(&with(&sets, &["topology.shard=2", "log.folder=runs/number"]));
+    number.expect(0, &[]);
+    assert!(number.out.contains("in 2 shard groups of 2"), "{}", number.out);
+    let port = free_port();
+    let on_node = with(&sets, &["topology.shard=node"]);
+    let start = |rank: usize| {
+        let mut command = lab.rank(rank, 4, port, &on_node);
+        command
+            .env("LOCAL_WORLD_SIZE", "2")
+            .env("LOCAL_RANK", (rank % 2).to_string());
+        command.spawn().unwrap()
+    };
+    let ended = Ranks { children: (0..4).map(start).collect() }.end(0..4);
+    ended.iter().for_each(Done::well);
+    assert!(ended[0].out.contains("in 2 shard groups of 2"), "{}", ended[0].out);
+    assert_eq!(lab.losses("runs/a"), lab.losses("runs/number"));
+    let kept = std::fs::read_to_string(lab.path("runs/a/manifest.yaml")).unwrap();
+    assert!(kept.contains("shard: node"), "{kept}");
+    let further = lab.run(&with(&on_node, &["train.steps=14"]));
+    further.expect(0, &[]);
+    assert!(further.out.contains("resuming from"), "{}", further.out);
+    assert!(!further.out.contains("shard groups"), "one node: {}", further.out);
+    assert_eq!(lab.losses("runs/a").len(), 14);
+}
+
 /// Rank 0 at an IPv6 address, as torchrun gives it, and as a URL has it; and at a name of both families.
 #[test]
 fn ranks_meet_at_every_kind_of_address() {
