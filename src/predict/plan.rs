@@ -67,6 +67,7 @@ fn view(predictor: &Predictor, m: &Manifest, setup: Setup, terms: Terms) -> View
         capacity: p.memory.capacity * GB,
         host_needed: 0.0,
         host_capacity: setup.hardware.host_gib * GIB,
+        checkpoints_in_memory: 0.0,
         device_verdict: p.verdict,
         parts: p
             .time
