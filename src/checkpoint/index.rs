@@ -338,12 +338,7 @@ impl Index {
 
     /// Text of the file, with its digest at the end.
     pub fn text(&self) -> anyhow::Result<String> {
-        let mut text = serde_json::to_string_pretty(self)?;
-        text.truncate(text.len() - "\n}".len());
-        text.push_str(BEFORE_DIGEST);
-        let digest = xxh3_128(text.as_bytes());
-        text.push_str(&format!("{digest:032x}{AFTER_DIGEST}"));
-        Ok(text)
+        seal(self)
     }
 
     /// Reads and verifies the index of a checkpoint. Its statements about tensors and files are
@@ -441,8 +436,18 @@ const AFTER_DIGEST: &str = "\"\n}\n";
 /// Suffix of every shard's name.
 pub const SHARD_END: &str = ".safetensors";
 
+/// JSON of a struct, with the digest of everything before it as its last field.
+pub fn seal(value: &impl Serialize) -> anyhow::Result<String> {
+    let mut text = serde_json::to_string_pretty(value)?;
+    text.truncate(text.len() - "\n}".len());
+    text.push_str(BEFORE_DIGEST);
+    let digest = xxh3_128(text.as_bytes());
+    text.push_str(&format!("{digest:032x}{AFTER_DIGEST}"));
+    Ok(text)
+}
+
 /// Checks that the text ends with the digest of everything before it.
-fn check_seal(text: &str) -> anyhow::Result<()> {
+pub fn check_seal(text: &str) -> anyhow::Result<()> {
     let cut = text.len().checked_sub(AFTER_DIGEST.len() + 32);
     let parts = cut.and_then(|at| Some((text.get(..at)?, text.get(at..)?)));
     let (before, seal) = parts

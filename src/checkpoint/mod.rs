@@ -25,6 +25,7 @@ mod folder;
 mod index;
 pub mod inspect;
 mod load;
+mod part;
 pub mod place;
 mod read;
 mod replicas;
@@ -37,20 +38,21 @@ pub use digest::{CHUNK, Digest};
 pub use disk::nonce;
 pub use folder::{
     CheckpointFolder, Keep, Kept, LATEST, clean, find, find_whole, hint, latest, name, published,
-    set_aside, temporary_folder, write_hint,
+    set_aside, step, temporary_folder, write_hint,
 };
 pub use index::{
-    Copied, DataId, Group, Index, Optimizer, PastStep, Piece, Progress, Rng, SHARD_END, Shard,
-    State, Tensor, TensorState,
+    Copied, DataId, Group, Index, NAME as INDEX, Optimizer, PastStep, Piece, Progress, Rng,
+    SHARD_END, Shard, State, Tensor, TensorState,
 };
 pub use load::{
     exchange_restarts, load, load_weights, load_weights_with, read_into, read_weights_into,
 };
-pub use read::{Buffer, Checkpoint, row_blocks};
+pub use part::{PartFile, PartName};
+pub use read::{Buffer, Checkpoint, RemoteShards, row_blocks};
 pub use replicas::{ReplicaDigest, replica_digests, verify};
 pub use save::{
-    Share, WrittenPart, abandon, begin, discard, free_space, index_text, not_saved, publish,
-    publish_index, remove_part, save, saved_bytes, space, write_part,
+    Share, WrittenPart, abandon, begin, discard, free_space, index_text, is_in_memory, not_saved,
+    publish, publish_index, remove_part, save, space, write_part,
 };
 pub use snapshot::Snapshot;
 

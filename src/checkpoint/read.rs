@@ -8,12 +8,13 @@ use anyhow::{Context, bail};
 use base::{DType, WrongInput, ensure_input};
 use manifest::Manifest;
 use rustix::fs::OFlags;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Moments of AdamW.
 const ADAMW: [&str; 2] = ["first_moment", "second_moment"];
@@ -25,9 +26,19 @@ const READ: usize = 64 << 20;
 pub struct Checkpoint {
     pub folder: PathBuf,
     pub index: Index,
-    /// First `KEPT_OPEN` shards. The others are opened on each read: a rank of 10,000 needs 30,000
-    /// files, and a process may often open only 1,024.
-    files: Vec<ShardFile>,
+    /// First `KEPT_OPEN` shards, by number. The others are opened on each read: a rank of 10,000 needs
+    /// 30,000 files, and a process may often open only 1,024.
+    files: BTreeMap<usize, ShardFile>,
+    remote: Option<Arc<dyn RemoteShards>>,
+}
+
+/// Shards of a checkpoint that are not in its folder. What they return is verified like a file's bytes.
+pub trait RemoteShards: Send + Sync {
+    /// Whether the shard with this file name is read from here instead of the folder.
+    fn has(&self, file: &str) -> bool;
+
+    /// Reads bytes of a shard, from `at` on.
+    fn read(&self, file: &str, at: u64, to: &mut [u8]) -> io::Result<()>;
 }
 
 /// Shards that remain open.
@@ -74,6 +85,14 @@ impl Checkpoint {
     /// Opens every shard. Fails on a damaged index, and on a shard that is missing, cut short, from
     /// another checkpoint, or not in the index.
     pub fn open(folder: &Path) -> anyhow::Result<Checkpoint> {
+        Checkpoint::open_with(folder, None)
+    }
+
+    /// Opens a checkpoint of which some shards are elsewhere.
+    pub fn open_with(
+        folder: &Path,
+        remote: Option<Arc<dyn RemoteShards>>,
+    ) -> anyhow::Result<Checkpoint> {
         let index = Index::read(folder)?;
         let step = index.progress.step;
         if let Some(name) = folder.file_name().and_then(|name| name.to_str())
@@ -82,14 +101,22 @@ impl Checkpoint {
         {
             bail!("{}: its index is that of step {step}", folder.display());
         }
-        let mut files = Vec::new();
-        for shard in &index.shards {
+        let mut files = BTreeMap::new();
+        let is_local = |shard: &Shard| {
+            remote
+                .as_ref()
+                .is_none_or(|remote| !remote.has(&shard.file))
+        };
+        for (number, shard) in index.shards.iter().enumerate() {
+            if !is_local(shard) {
+                continue;
+            }
             let file = open_shard(folder, &index, shard)?;
             if files.len() < KEPT_OPEN {
-                files.push(file);
+                files.insert(number, file);
             }
         }
-        let checkpoint = Checkpoint { folder: folder.to_path_buf(), files, index };
+        let checkpoint = Checkpoint { folder: folder.to_path_buf(), files, remote, index };
         // A process that was killed while it kept the weights alone may have left the states' files.
         if !checkpoint.index.weights_only
             && let Some(stray) = checkpoint
@@ -166,6 +193,32 @@ impl Checkpoint {
             reader.copy(piece, &rows, &cols, assembled, read)?;
         }
         Ok(())
+    }
+
+    /// Reads bytes `at .. at + len` of a shard. Returns their range in the buffer.
+    fn read_shard(
+        &self,
+        number: usize,
+        at: u64,
+        len: usize,
+        buffer: &mut Vec<u8>,
+    ) -> io::Result<Range<usize>> {
+        if let Some(file) = self.files.get(&number) {
+            return file.read(at, len, buffer);
+        }
+        let shard = &self.index.shards[number];
+        if let Some(remote) = self
+            .remote
+            .as_ref()
+            .filter(|remote| remote.has(&shard.file))
+        {
+            buffer.resize(buffer.len().max(len), 0);
+            return remote
+                .read(&shard.file, at, &mut buffer[..len])
+                .map(|()| 0..len);
+        }
+        let file = ShardFile::open(&self.folder.join(&shard.file), shard.bytes)?;
+        file.read(at, len, buffer)
     }
 
     /// Reads all numbers of a state.
@@ -269,15 +322,7 @@ impl<'c> StateReader<'c> {
             let (name, kept) = (&self.tensor.name, self.name);
             format!("{}: bytes {at}..{} ({kept} of {name})", path.display(), at + len as u64)
         };
-        let read = match self.checkpoint.files.get(piece.shard) {
-            Some(file) => file.read(at, len, buffer),
-            None => {
-                let Checkpoint { folder, index, .. } = self.checkpoint;
-                let shard = &index.shards[piece.shard];
-                ShardFile::open(&folder.join(&shard.file), shard.bytes)
-                    .and_then(|file| file.read(at, len, buffer))
-            }
-        };
+        let read = self.checkpoint.read_shard(piece.shard, at, len, buffer);
         let read = read.with_context(|| format!("{}: cannot be read", place(at, len)))?;
         for (i, (bytes, digest)) in buffer[read.clone()]
             .chunks(CHUNK)

@@ -7,9 +7,7 @@ use super::index::{self, Copied, Index, Piece, SHARD_END, Shard, State, Tensor, 
 use super::safetensors;
 use anyhow::Context;
 use base::{Bytes, threads};
-use engine::{Replica, StateSpec, TensorSlice, optimizer_rule, saved_shape};
-use manifest::Manifest;
-use model::{Layout, ModelShard};
+use engine::{Replica, StateSpec, TensorSlice};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,26 +64,6 @@ pub fn save(
     let written = write_part(disk, &temporary, 0, shares, state);
     let published = written.and_then(|part| publish(disk, &temporary, vec![part], state));
     published.map_err(|error| abandon(disk, &temporary, state.progress.step, error))
-}
-
-/// Bytes of a run's states in a checkpoint, over all ranks.
-pub fn saved_bytes(m: &Manifest) -> u64 {
-    let layout = Layout::new(&m.model, ModelShard::whole(&m.model));
-    let rule = optimizer_rule(m);
-    layout
-        .params()
-        .map(|param| {
-            let cols = param.spec.cols;
-            let rows = saved_shape(param, m.model.vocab).iter().product::<usize>() / cols;
-            let saved = rule
-                .states(&param.spec)
-                .into_iter()
-                .filter(|state| state.saved);
-            saved
-                .map(|s| s.extent.shape([rows, cols]).iter().product::<usize>() * s.dtype.size())
-                .sum::<usize>() as u64
-        })
-        .sum()
 }
 
 /// Creates the `temporary` folder for all ranks' data of `step`, if the disk has space for `bytes`.
@@ -149,6 +127,13 @@ pub fn space(checkpoints: &Path, need: u64) -> anyhow::Result<()> {
 pub fn free_space(folder: &Path) -> anyhow::Result<Bytes> {
     let stat = rustix::fs::statvfs(folder)?;
     Ok(Bytes(stat.f_bavail * stat.f_frsize))
+}
+
+/// Whether the file system of a folder is in memory: tmpfs or ramfs.
+pub fn is_in_memory(folder: &Path) -> bool {
+    const TMPFS: i64 = 0x0102_1994;
+    const RAMFS: i64 = 0x8584_58f6;
+    rustix::fs::statfs(folder).is_ok_and(|found| matches!(found.f_type, TMPFS | RAMFS))
 }
 
 /// Writes one rank's shards, one per state, concurrently. None if it has nothing to write.

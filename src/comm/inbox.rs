@@ -5,6 +5,8 @@ use super::{Failed, Op, RankBusy};
 use base::DType;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::TcpStream;
 
 /// Identifies an operation; equal on all participating ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,7 +52,17 @@ pub trait Transport: Send + Sync {
     fn leave(&self);
     /// Busy times by rank, as far as known; over TCP on rank 0 only.
     fn busy(&self) -> Vec<RankBusy>;
+    /// Opens a stream of its own to another rank, beside the frames. Ranks that are threads have none.
+    fn open_stream(&self, _to: usize) -> io::Result<TcpStream> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// Passes the streams that other ranks open to `accept`, each on its own thread. The first call
+    /// counts.
+    fn accept_streams(&self, _accept: StreamHandler) {}
 }
+
+/// Receiver of the streams that other ranks open.
+pub type StreamHandler = Box<dyn Fn(TcpStream) + Send + Sync>;
 
 /// Received frames, by sender and operation.
 pub struct Inbox {

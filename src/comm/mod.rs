@@ -54,7 +54,7 @@ pub use launcher::{LauncherEnv, Place, RENDEZVOUS};
 pub use recorder::{Event, Recorder, Waited};
 pub use report::{BusyWindow, End, GroupCount, LogLine, RankBusy, RankReport, blamed_node};
 pub use watchdog::Watchdog;
-pub use world::World;
+pub use world::{Streams, World};
 
 use base::{div_exact, redact};
 use device::Tensor;

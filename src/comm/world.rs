@@ -3,6 +3,8 @@
 use super::endpoint::{Endpoint, RankResources, Traffic};
 use super::p2p_group::P2pGroup;
 use super::{Failed, Group, RankBusy, Recorder, Solo};
+use std::io;
+use std::net::TcpStream;
 use std::sync::Arc;
 
 /// One rank. Dropped, with its groups, when the rank ends. A drop during a panic fails the process
@@ -65,6 +67,11 @@ impl World {
         self.resources.endpoint.transport.busy()
     }
 
+    /// Streams of bytes between the ranks, beside the groups. They outlive this handle.
+    pub fn streams(&self) -> Streams {
+        Streams(self.resources.endpoint.clone())
+    }
+
     /// Resources that groups of other transports (NCCL) share with this rank's own.
     pub(super) fn resources(&self) -> &Arc<RankResources> {
         &self.resources
@@ -78,5 +85,24 @@ impl World {
     /// Failure of the process group, if it has failed.
     pub fn failed(&self) -> Option<Failed> {
         self.resources.endpoint.inbox.failed()
+    }
+}
+
+/// Authenticated streams of bytes between ranks that are processes, for data that no step waits for.
+/// Any thread may use them.
+#[derive(Clone)]
+pub struct Streams(Arc<Endpoint>);
+
+impl Streams {
+    /// Opens a stream to another rank, which `accept` receives there. Fails between ranks that are
+    /// threads, and if the rank does not answer.
+    pub fn open(&self, to: usize) -> io::Result<TcpStream> {
+        self.0.transport.open_stream(to)
+    }
+
+    /// Passes the streams that other ranks open to `accept`, each on its own thread. The first call
+    /// counts; streams that arrive before it are closed.
+    pub fn accept(&self, accept: impl Fn(TcpStream) + Send + Sync + 'static) {
+        self.0.transport.accept_streams(Box::new(accept));
     }
 }

@@ -19,6 +19,7 @@ mod micro_batch;
 mod masters;
 mod scalars;
 mod replica_check;
+mod saved_bytes;
 mod frozen;
 mod sampler;
 mod scorer;
@@ -35,6 +36,7 @@ pub use rule::{
     is_never_negative, optimizer_rule,
 };
 pub use sampler::Sampler;
+pub use saved_bytes::saved_bytes;
 pub use scalars::Outcome;
 pub use scaler::ScaleState;
 pub use scorer::{LossSink, LossSource, Scorer};

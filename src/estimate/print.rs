@@ -205,6 +205,13 @@ fn memory(v: &View, out: &mut Printout) {
             v.host_verdict().words()
         ));
     }
+    if v.checkpoints_in_memory > 0.0 {
+        out.line(format!(
+            "Checkpoints in memory of a node, GiB: about {:.1} of {:.1}",
+            v.checkpoints_in_memory / GIB,
+            v.host_capacity / GIB
+        ));
+    }
 }
 
 /// Memory of the states by DeepSpeed's own estimator, for programs that use DeepSpeed, if it has a rule.
@@ -493,6 +500,9 @@ pub fn json(v: &View) -> Value {
     let segments: Vec<Phase> = d.segments.chunks(1).map(Phase::new).collect();
     let mut host = json!({ "needed_bytes": v.host_needed, "capacity_bytes": v.host_capacity });
     v.host_verdict().add_to(&mut host);
+    if v.checkpoints_in_memory > 0.0 {
+        host["checkpoint_bytes"] = json!(v.checkpoints_in_memory);
+    }
     let mut memory = json!({ "stages": stages(v).json(), "peak_stage": stage, "peak_term": term,
         "needed_bytes": v.needed, "reserved_bytes": v.reserved, "error": v.reserved_error,
         "headroom_bytes": v.headroom, "capacity_bytes": v.capacity, "host": host });

@@ -4,6 +4,7 @@ use super::days::{Days, plan_run};
 use super::gptrain::dry_run::{self, MemoryLimits};
 use super::gptrain::prices::{Prices, TRAFFIC};
 use super::gptrain::shape_stages::ShapeStages;
+use super::hardware::Hardware;
 use super::setup::Setup;
 use super::verdict::MemoryFit;
 use super::words;
@@ -52,6 +53,8 @@ pub struct View {
     /// Bytes of a node's host that its ranks need.
     pub host_needed: f64,
     pub host_capacity: f64,
+    /// Bytes of a node's memory for checkpoints (`checkpoint.memory_interval`), about.
+    pub checkpoints_in_memory: f64,
     /// Whether it fits on the device.
     pub device_verdict: MemoryFit,
     /// Seconds of an iteration; the parts sum to it.
@@ -284,6 +287,7 @@ pub fn for_gptrain(m: &Manifest, setup: Setup, terms: Terms) -> View {
         capacity,
         host_needed: on_host,
         host_capacity: setup.hardware.host_gib * GIB,
+        checkpoints_in_memory: checkpoints_in_memory(m, setup.hardware),
         device_verdict: MemoryFit::new(
             needed,
             0.0,
@@ -298,4 +302,19 @@ pub fn for_gptrain(m: &Manifest, setup: Setup, terms: Terms) -> View {
         setup,
         planned_seconds: None,
     }
+}
+
+/// Bytes of checkpoints in the memory of the node that has most: two steps of its ranks' states, as many
+/// of a neighbour node's if there is one, and a snapshot of its ranks. States are taken to be spread
+/// evenly over the ranks that save them.
+fn checkpoints_in_memory(m: &Manifest, hardware: &Hardware) -> f64 {
+    if m.checkpoint.memory_interval.is_none() {
+        return 0.0;
+    }
+    let t = &m.topology;
+    let replicas = if t.zero > 0 { t.data } else { 1 };
+    let saving = t.tensor * t.pipeline * replicas;
+    let on_node = hardware.per_node.min(saving) as f64 / saving as f64;
+    let copies = if t.ranks() > hardware.per_node { 2.0 } else { 1.0 };
+    (2.0 * copies + 1.0) * on_node * engine::saved_bytes(m) as f64
 }

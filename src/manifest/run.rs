@@ -37,6 +37,13 @@ Checkpoint(raw) {
     /// s3://BUCKET/PREFIX, with the credentials of the environment, or file:///FOLDER. The run's logs are
     /// copied with them. keep_last, keep_every and keep_weights_every also apply there. Default: none.
     also: String;
+    /// Steps between saves into the memory of the nodes, from which a restarted run continues
+    /// (--non-persistent-save-interval). Each node keeps the newest one of its ranks, and a copy of a
+    /// neighbour node's. A save is skipped while the one before it is being written. Default: none.
+    memory_interval: u64, in 1..=1_000_000_000_000_000u64;
+    /// Folder for them on each node, whose file system is in memory; an absolute path. Default: /dev/shm,
+    /// with memory_interval.
+    memory_folder: PathBuf;
 }
 
 #[derive(Copy)]

@@ -58,6 +58,7 @@ impl Predict for Predictor {
             capacity: p.memory.capacity * GB,
             host_needed: 0.0,
             host_capacity: setup.hardware.host_gib * GIB,
+            checkpoints_in_memory: 0.0,
             device_verdict: p.verdict,
             parts: p
                 .time

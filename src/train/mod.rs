@@ -11,6 +11,7 @@ pub mod changed_settings;
 pub mod energy;
 mod fetch;
 mod mirror;
+mod node_memory;
 mod preflight;
 pub mod file_checks;
 mod gpu_faults;

@@ -105,7 +105,7 @@ pub fn verify(
         Ok((found, reset_optimizer, recorded, saved))
     })?;
     let options = ResumeOptions { is_named: false, reset_optimizer };
-    let state = resume::resume(rank, &found, options, loaded, data, engine)?;
+    let state = resume::resume(rank, &found, options, loaded, data, engine, None)?;
     let spikes = Spikes::new(&m.divergence, state.spikes, &state.mixture);
     let replayed = Replay { from: state.progress, steps, saved: &saved, spikes, on_step: &|| () };
     for again in replay(m, engine, be, train, DataShard::for_rank(rank, m), replayed)? {

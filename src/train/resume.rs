@@ -6,7 +6,9 @@ use super::{last_checkpoint, saving};
 use anyhow::{Context, Result};
 use base::{Count, Problems};
 use checkpoint::disk::Disk;
-use checkpoint::{self, Checkpoint, CheckpointFolder, DataId, Digest, Index, Progress, Rng, State};
+use checkpoint::{
+    self, Checkpoint, CheckpointFolder, DataId, Digest, Index, Progress, RemoteShards, Rng, State,
+};
 use data::MixturePlan;
 use data::indexed::digest::{sampled_digest, whole_digest};
 use data::indexed::{index_path, tokens_path};
@@ -15,6 +17,7 @@ use launch::events::{self, Kind};
 use launch::rank::Rank;
 use manifest::{self, Dropout, Loaded, Manifest};
 use std::path::Path;
+use std::sync::Arc;
 
 /// Checkpoint to resume from: the one that is `named`, else the newest; None for a new run. Also
 /// removes the remains of interrupted saves: this run holds the folder's lock.
@@ -63,8 +66,8 @@ pub fn continue_mixture(
     now: &[DataId],
 ) -> Result<MixturePlan> {
     let Some(found) = found else { return Ok(MixturePlan::from_data(&m.data, m.train.samples)) };
-    let opened = Checkpoint::open(&found.folder).map_err(|error| name_other(error, found))?;
-    let state = opened.index.state;
+    let index = Index::read(&found.folder).map_err(|error| name_other(error, found, m))?;
+    let state = index.state;
     if state.imported.is_some() && state.data.is_empty() {
         // Another trainer read the samples so far: its order is that of the manifest's datasets,
         // wherever they are here.
@@ -109,7 +112,8 @@ pub struct ResumeOptions {
 
 /// Loads this rank's share of the checkpoint into the engine. An error names the obstacle in the
 /// checkpoint, the manifest or the data. Renames checkpoints that are newer than one that the user
-/// named, once all ranks have loaded it. A collective.
+/// named, once all ranks have loaded it. `remote` has the shards that are not in the folder. A
+/// collective.
 pub fn resume(
     rank: &Rank,
     found: &CheckpointFolder,
@@ -117,13 +121,14 @@ pub fn resume(
     loaded: &Loaded,
     data: &[DataId],
     engine: &Engine,
+    remote: Option<Arc<dyn RemoteShards>>,
 ) -> Result<State> {
     let (checkpoint, changes) =
-        rank.run_phase("loading", || load(found, options, loaded, data, engine))?;
+        rank.run_phase("loading", || load(found, options, loaded, data, engine, remote))?;
     engine.store().cast_master_to_model();
     let held = rank.gather(&checkpoint::replica_digests(engine))?;
     let arrived = if rank.is_first() { checkpoint::verify(&checkpoint, &held) } else { Ok(()) };
-    rank.agree(arrived.map_err(|error| name_other(error, found)))?;
+    rank.agree(arrived.map_err(|error| name_other(error, found, &loaded.manifest)))?;
     let state = checkpoint.index.state.clone();
     let Progress { step, consumed_samples } = state.progress;
     tracing::info!(
@@ -190,8 +195,10 @@ fn load(
     loaded: &Loaded,
     data: &[DataId],
     engine: &Engine,
+    remote: Option<Arc<dyn RemoteShards>>,
 ) -> Result<(Checkpoint, Vec<SettingChange>)> {
-    let checkpoint = Checkpoint::open(&found.folder).map_err(|error| name_other(error, found))?;
+    let checkpoint = Checkpoint::open_with(&found.folder, remote)
+        .map_err(|error| name_other(error, found, &loaded.manifest))?;
     let changes = compare_settings(&checkpoint.index, found, loaded, data)?;
     let import = checkpoint.index.is_import();
     let before = &checkpoint.index.optimizer.rule;
@@ -208,7 +215,7 @@ fn load(
     } else {
         checkpoint::read_into(&checkpoint, engine)
     };
-    read.map_err(|error| name_other(error, found))?;
+    read.map_err(|error| name_other(error, found, &loaded.manifest))?;
     if let Some(line) = checkpoint::exchange_restarts(&checkpoint, engine) {
         tracing::info!("{line}");
     }
@@ -233,14 +240,14 @@ fn compare_settings(
 /// Fails if the run has trained longer than the manifest asks for.
 pub fn check_length(found: &CheckpointFolder, loaded: &Loaded, data: &[DataId]) -> Result<()> {
     let m = &loaded.manifest;
-    let index = Index::read(&found.folder).map_err(|error| name_other(error, found))?;
+    let index = Index::read(&found.folder).map_err(|error| name_other(error, found, m))?;
     let Progress { step, consumed_samples } = index.progress;
     if consumed_samples <= m.train.samples || index.is_import() {
         return Ok(());
     }
     compare_settings(&index, found, loaded, data)?; // another batch makes another number of steps
     let asked = m.batch.ramp().steps(m.train.samples);
-    let earlier = find_whole(found, |step| step <= asked && step > 0);
+    let earlier = find_whole(m, |step| step <= asked && step > 0);
     let back = earlier.map_or(String::new(), |other| {
         let name = checkpoint::name(other.step);
         format!(", or go back, which sets newer checkpoints aside: --resume-from {name}")
@@ -255,8 +262,8 @@ pub fn check_length(found: &CheckpointFolder, loaded: &Loaded, data: &[DataId]) 
 
 /// Whether the run has no remaining steps after a checkpoint. Fails if it would be a different run.
 pub fn is_complete(found: &CheckpointFolder, loaded: &Loaded, data: &[DataId]) -> Result<bool> {
-    let index = Index::read(&found.folder).map_err(|error| name_other(error, found))?;
     let m = &loaded.manifest;
+    let index = Index::read(&found.folder).map_err(|error| name_other(error, found, m))?;
     let consumed = index.progress.consumed_samples;
     let next = m.step_samples().after(consumed);
     let complete = next.end > m.train.samples && !index.is_import();
@@ -300,21 +307,19 @@ fn check_optimizer(
     }
 }
 
-/// Newest checkpoint of the same run from which it can continue and whose step `is_wanted`.
-fn find_whole(
-    found: &CheckpointFolder,
-    is_wanted: impl Fn(u64) -> bool,
-) -> Option<CheckpointFolder> {
-    checkpoint::find_whole(found.folder.parent()?, is_wanted)
+/// Newest checkpoint on disk from which the run can continue and whose step `is_wanted`.
+fn find_whole(m: &Manifest, is_wanted: impl Fn(u64) -> bool) -> Option<CheckpointFolder> {
+    checkpoint::find_whole(&saving::folder(m), is_wanted)
         .ok()
         .flatten()
 }
 
 /// Adds the name of another checkpoint that could be used: an older one, or a newer one if there is none.
 /// It is never chosen silently.
-fn name_other(error: anyhow::Error, found: &CheckpointFolder) -> anyhow::Error {
-    let older = find_whole(found, |step| step < found.step).map(|older| ("an older", older));
-    let other = older.or_else(|| Some(("a newer", find_whole(found, |step| step > found.step)?)));
+fn name_other(error: anyhow::Error, found: &CheckpointFolder, m: &Manifest) -> anyhow::Error {
+    let is_other = |step| step < found.step || is_elsewhere(found, m) && step == found.step;
+    let older = find_whole(m, is_other).map(|older| ("an older", older));
+    let other = older.or_else(|| Some(("a newer", find_whole(m, |step| step > found.step)?)));
     let remedy = match other {
         Some((age, other)) => {
             let name = checkpoint::name(other.step);
@@ -323,6 +328,11 @@ fn name_other(error: anyhow::Error, found: &CheckpointFolder) -> anyhow::Error {
         None => "there is no other checkpoint to continue from".to_string(),
     };
     error.context(format!("cannot continue from step {}; {remedy}", found.step))
+}
+
+/// Whether a checkpoint is not in the run's folder but in the memory of the nodes.
+fn is_elsewhere(found: &CheckpointFolder, m: &Manifest) -> bool {
+    found.folder.parent() != Some(&saving::folder(m))
 }
 
 /// Fails if the path of a training dataset of the run now has another dataset.

@@ -38,7 +38,8 @@ pub fn load(
         (_, Some(found)) => found,
     };
     let options = ResumeOptions { is_named: true, reset_optimizer: false };
-    let mut state = resume::resume(rank, &found, options, run.loaded, &run.data_ids, run.engine)?;
+    let mut state =
+        resume::resume(rank, &found, options, run.loaded, &run.data_ids, run.engine, None)?;
     let samples = [state.progress.consumed_samples, from];
     let mut watch = state.spikes.take().unwrap_or_default();
     watch.roll_backs = spikes.roll_backs.clone();

@@ -9,6 +9,7 @@ pub mod retry;
 mod writer;
 
 use super::mirror::MirrorQueue;
+use super::node_memory::{self, MemorySaves};
 use super::report::SyncReceipt;
 use super::time_limit::expected_save;
 use super::watch::{self, Ended, Event, Idle, RequestCounts, Requests, RunView, StepSpec, Watcher};
@@ -44,6 +45,8 @@ pub struct Saver {
     /// On rank 0: whether the user was informed that other ranks wait for their storage.
     reported_waiting: bool,
     writer: Writer,
+    /// None without `checkpoint.memory_interval`.
+    memory: Option<MemorySaves>,
     /// On rank 0: results of creating the folders of the saves whose parts are not yet sent to the
     /// writers, oldest first.
     begun: VecDeque<anyhow::Result<()>>,
@@ -86,17 +89,20 @@ struct PendingSave {
 const POLL: Duration = Duration::from_secs(1);
 
 impl Saver {
-    /// Reserves the snapshots and starts the writer thread. `state` is the run's state at its start.
+    /// Reserves the snapshots and starts the writer thread. `state` is the run's state at its start, and
+    /// `is_saved` whether it is on disk.
     pub fn open(
         m: &Manifest,
         rank: usize,
         engine: &Engine,
         state: State,
+        is_saved: bool,
         storage: &Arc<Storage>,
         mirror: Option<Arc<MirrorQueue>>,
+        memory: Option<MemorySaves>,
     ) -> anyhow::Result<Saver> {
         let most_in_flight = m.checkpoint.in_flight.max(1);
-        let saved_bytes = checkpoint::saved_bytes(m);
+        let saved_bytes = engine::saved_bytes(m);
         let expected = expected_save(saved_bytes, m.topology.ranks());
         Ok(Saver {
             checkpoints: folder(m),
@@ -107,6 +113,7 @@ impl Saver {
             scaled: m.loss_scale.is_some(),
             writer: writer::start(m, rank, storage.clone(), mirror)?,
             storage: storage.clone(),
+            memory,
             begun: VecDeque::new(),
             reported_waiting: false,
             in_flight: VecDeque::new(),
@@ -117,14 +124,16 @@ impl Saver {
             measured: false,
             unsaved: false,
             history: state.history.iter().copied().collect(),
-            saved: (state.progress.step > 0).then_some(state.progress.step),
+            saved: is_saved.then_some(state.progress.step),
             state,
         })
     }
 
     /// Host memory of the snapshots.
     pub fn bytes(&self) -> Bytes {
-        Bytes(self.free.iter().map(|snapshot| snapshot.bytes().0).sum())
+        let free = self.free.iter().map(Snapshot::bytes);
+        let in_memory = self.memory.as_ref().map(MemorySaves::snapshot_bytes);
+        Bytes(free.chain(in_memory).map(|bytes| bytes.0).sum())
     }
 
     /// Seconds of the slowest save, as `slowest`.
@@ -157,12 +166,21 @@ impl Saver {
         run.notice(&Event::Saved(began.elapsed()))
     }
 
+    fn is_due(&self, run: &RunView, spec: &StepSpec) -> bool {
+        self.unsaved || spec.ends(run.manifest.checkpoint.interval)
+    }
+
+    fn is_due_in_memory(&self, spec: &StepSpec) -> bool {
+        self.memory
+            .as_ref()
+            .is_some_and(|memory| memory.is_due(|every| spec.ends(every)))
+    }
+
     /// Starts saving the engine's state, unless this step is saved already. Waits for the oldest
     /// save if the maximum number is in flight.
     fn begin_save(&mut self, run: &RunView, record: Option<SyncReceipt>) -> anyhow::Result<()> {
         let RunView { engine, progress, .. } = *run;
         let rank = run.rank;
-        let next_batch = run.next_batch();
         if self.saved == Some(progress.step) {
             return Ok(());
         }
@@ -185,16 +203,7 @@ impl Saver {
             .expect("a part that was written frees its snapshot");
         snapshot.take(engine);
         self.saved = Some(step);
-        let mut state = State { progress, next_batch, ..self.state.clone() };
-        run.watchers.store(&mut state);
-        state.consumed_tokens = run.manifest.schedule().tokens(progress.consumed_samples);
-        state.history = self.history.iter().copied().collect();
-        let scale = engine.scale();
-        state.loss_scale = self.scaled.then_some(scale);
-        state.skipped_updates = scale.skipped;
-        for group in &mut state.optimizer.groups {
-            group.step = scale.updates;
-        }
+        let state = self.current_state(run);
         let snapshot = Some(snapshot);
         let stall = begun.elapsed().as_secs_f64();
         let save = PendingSave { staging, state, begun, stall, snapshot, part: None, record };
@@ -205,6 +214,39 @@ impl Saver {
         let last = self.in_flight.back_mut().expect("pushed above");
         last.stall = begun.elapsed().as_secs_f64();
         if self.wait { self.finish(rank) } else { Ok(()) }
+    }
+
+    /// State of the run after its last step.
+    fn current_state(&self, run: &RunView) -> State {
+        let progress = run.progress;
+        let mut state = State { progress, next_batch: run.next_batch(), ..self.state.clone() };
+        run.watchers.store(&mut state);
+        state.consumed_tokens = run.manifest.schedule().tokens(progress.consumed_samples);
+        state.history = self.history.iter().copied().collect();
+        let scale = run.engine.scale();
+        state.loss_scale = self.scaled.then_some(scale);
+        state.skipped_updates = scale.skipped;
+        for group in &mut state.optimizer.groups {
+            group.step = scale.updates;
+        }
+        state
+    }
+
+    /// Begins a save into the memory of the nodes. Loading it compares the replicas. On an idle device.
+    fn save_to_memory(&mut self, run: &RunView) -> anyhow::Result<()> {
+        if run.watchers.must_roll_back() {
+            return Ok(());
+        }
+        let _span = tracing::trace_span!("save into memory", track = "save").entered();
+        let began = Moment::now();
+        run.rank.set_phase("saving into memory");
+        let record = Cell::new(None);
+        run.notice(&Event::SaveBegins(&record))?;
+        let state = self.current_state(run);
+        if let Some(memory) = &mut self.memory {
+            memory.begin(run.engine, state, record.take())?;
+        }
+        run.notice(&Event::Saved(began.elapsed()))
     }
 
     /// Waits briefly on rank 0 until the folder of the oldest save without one is created, or fails
@@ -352,6 +394,8 @@ impl Watcher for Saver {
     fn requests(&mut self, _: &RunView) -> anyhow::Result<Requests> {
         let written = Requests::WRITTEN.when(self.oldest_is_written()?);
         let begun = Requests::BEGUN.when(self.has_folder_result());
+        let in_memory = self.memory.as_mut().is_some_and(MemorySaves::is_written);
+        let written = written | Requests::IN_MEMORY.when(in_memory);
         Ok(written | begun | Requests::WAITING.when(self.storage.is_waiting()))
     }
 
@@ -366,11 +410,16 @@ impl Watcher for Saver {
         if counts.count(Requests::WRITTEN) == rank.grid.size() {
             self.publish_oldest(rank)?;
         }
+        if counts.count(Requests::IN_MEMORY) == rank.grid.size()
+            && let Some(memory) = &mut self.memory
+        {
+            memory.complete_pending(rank)?;
+        }
         if counts.any(Requests::SAVE) { self.save(run) } else { Ok(()) }
     }
 
     fn idle(&self, run: &RunView, spec: &StepSpec) -> Idle {
-        Idle::after(self.unsaved || spec.ends(run.manifest.checkpoint.interval))
+        Idle::after(self.is_due(run, spec) || self.is_due_in_memory(spec))
     }
 
     fn notice(&mut self, run: &RunView, event: &Event) -> anyhow::Result<()> {
@@ -380,7 +429,12 @@ impl Watcher for Saver {
                 let grad_norm = done.outcome.grad_norm;
                 self.record_step(PastStep { step: done.step, loss, grad_norm }, done.lr);
             }
-            Event::RollingBack => self.finish(run.rank)?,
+            Event::RollingBack => {
+                self.finish(run.rank)?;
+                if let Some(memory) = &mut self.memory {
+                    memory.discard(run.rank)?;
+                }
+            }
             Event::RolledBack(state) => {
                 // The step of the checkpoint is saved already.
                 self.history = state.history.iter().copied().collect();
@@ -394,12 +448,18 @@ impl Watcher for Saver {
     }
 
     fn due(&mut self, run: &RunView, spec: &StepSpec) -> anyhow::Result<()> {
-        if self.idle(run, spec) == Idle::Never { Ok(()) } else { self.save(run) }
+        if self.is_due(run, spec) {
+            self.save(run)?;
+        }
+        if self.is_due_in_memory(spec) { self.save_to_memory(run) } else { Ok(()) }
     }
 
     fn complete(&mut self, run: &RunView, _: Ended) -> anyhow::Result<()> {
         self.save(run)?;
-        self.finish(run.rank)
+        self.finish(run.rank)?;
+        self.memory
+            .as_mut()
+            .map_or(Ok(()), |memory| memory.end(run.rank))
     }
 
     /// Waits for pending checkpoints if the ranks still communicate.
@@ -428,10 +488,15 @@ pub fn folder(m: &Manifest) -> PathBuf {
     m.log.folder.join("checkpoints")
 }
 
-/// Step of the newest checkpoint; 0 without one.
-pub fn newest_step(m: &Manifest) -> u64 {
+/// Step of the newest checkpoint on disk; 0 without one.
+pub fn newest_on_disk(m: &Manifest) -> u64 {
     let published = checkpoint::published(&folder(m)).unwrap_or_default();
     published.last().map_or(0, |found| found.step)
+}
+
+/// Step of the newest checkpoint, on disk or in the memory of the nodes; 0 without one.
+pub fn newest_step(m: &Manifest) -> u64 {
+    newest_on_disk(m).max(node_memory::newest_step(&m.log.folder))
 }
 
 /// Optimizer of the manifest, before its first update.

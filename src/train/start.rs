@@ -9,7 +9,8 @@ use super::energy::{Energy, EnergyMeter};
 use super::file_checks::{check_files, check_run_folder};
 use super::gpu_faults::GpuFaults;
 use super::loader::{DataShard, Loader};
-use super::mirror::{self, Mirror, MirrorQueue};
+use super::mirror::{self, Mirror};
+use super::node_memory::{self, Found, MemorySaves, NodeMemory};
 use super::report::metrics::Metrics;
 use super::report::{Report, RunInfo, TokenFlops};
 use super::resume::ResumeOptions;
@@ -25,7 +26,7 @@ use super::watch::{Drift, Periodic, Record, RunContext, StopAtLoss, StopFile, Wa
 use super::{fetch, preflight, replay, resume, tokenizers, watch};
 use anyhow::Result;
 use base::output::{self, Existing};
-use base::{Bytes, Moment, input};
+use base::{Moment, input};
 use checkpoint::{CheckpointFolder, DataId, Progress, State};
 use data::eval::Task;
 use data::{Datasets, MixturePlan};
@@ -159,7 +160,11 @@ pub fn open<'a>(
     check_space_and_files(rank, m)?;
     let resume_from = options.resume_from.as_deref();
     let named = fetch::fetch(rank, &process.signals, saving::folder(m), resume_from)?;
-    let origin = rank.run_phase_on_rank0("opening data", || Origin::find(m, named.as_deref()))?;
+    let newest = rank.on_first(|| Ok(saving::newest_on_disk(m)))?;
+    let memory = node_memory::find(rank, &process.node, m, named.is_some(), newest)?;
+    let origin = rank.run_phase_on_rank0("opening data", || {
+        Origin::find(m, named.as_deref(), memory.found.as_ref().map(|found| &found.checkpoint))
+    })?;
     let (data, ids) = open_data(process, rank, &origin)?;
     if let Some(found) = &origin.found {
         rank.on_first(|| resume::check_length(found, process.loaded, &ids))?;
@@ -167,10 +172,11 @@ pub fn open<'a>(
     let from = origin.found.as_ref().map_or(0, |found| found.step);
     open_trace(process, rank, device, from)?;
     if is_complete(process, rank, &origin, &ids)? {
+        memory.remove(rank, &m.log.folder)?;
         return Ok(None);
     }
     rank.on_first(|| crash_loop::count_start(&m.log.folder, from))?;
-    let opened = open_run(process, rank, device, origin, data, ids);
+    let opened = open_run(process, rank, device, origin, data, ids, &memory);
     if opened.is_err() && rank.is_first() {
         crash_loop::uncount_start(&m.log.folder);
     }
@@ -194,6 +200,7 @@ fn open_run<'a>(
     origin: Origin,
     data: Arc<Datasets>,
     ids: Vec<DataId>,
+    memory: &NodeMemory,
 ) -> Result<Run<'a>> {
     let loaded = process.loaded;
     let options = process.options;
@@ -207,7 +214,7 @@ fn open_run<'a>(
         let verified = replay::verify(steps, rank, loaded, &ids, &engine, be, &data.train);
         tracing::info!("{}", rank.agree(verified)?);
     }
-    let mut state = load_or_init(process, rank, &origin, ids, &engine)?;
+    let mut state = load_or_init(process, rank, &origin, ids, &engine, memory)?;
     state.mixture = data.plan.clone();
     let spikes = Spikes::new(&m.divergence, state.spikes.take(), &data.plan);
     let progress = state.progress;
@@ -215,7 +222,13 @@ fn open_run<'a>(
     let stop_at_loss = StopAtLoss::new(&state);
     let storage = Storage::for_run(m);
     let mirror = open_mirror(rank, m, &state)?;
-    let saver = open_saver(rank, m, &engine, state, &storage, mirror.as_ref().map(Mirror::queue))?;
+    let in_memory = MemorySaves::open(m, rank, &engine, memory)?;
+    let is_saved = progress.step > 0 && memory.found.as_ref().is_none_or(Found::is_on_disk);
+    let queue = mirror.as_ref().map(Mirror::queue);
+    let saver = rank.run_phase("reserving snapshots", || {
+        Saver::open(m, rank.number(), &engine, state, is_saved, &storage, queue, in_memory)
+    })?;
+    announce::announce_snapshots(rank, &saver)?;
     // Before the lines of repeated steps are dropped: their energy is spent.
     let is_continued = rank.is_first() && progress.step > 0;
     let spent = if is_continued { status::spent_energy(&m.log.folder) } else { Energy::default() };
@@ -300,6 +313,7 @@ fn load_or_init(
     origin: &Origin,
     ids: Vec<DataId>,
     engine: &Engine,
+    memory: &NodeMemory,
 ) -> Result<State> {
     let loaded = process.loaded;
     let options = process.options;
@@ -309,8 +323,16 @@ fn load_or_init(
     };
     let state = match &origin.found {
         None => init_new_run(rank, loaded, ids, engine),
-        Some(found) => resume::resume(rank, found, resume, loaded, &ids, engine),
+        Some(found) => {
+            let in_memory = memory.found.as_ref();
+            // The folder of rank 0; it has the same path on every node.
+            let remote = in_memory.map(|found| found.remote.clone());
+            resume::resume(rank, found, resume, loaded, &ids, engine, remote)
+        }
     }?;
+    if let Some(found) = memory.found.as_ref().filter(|_| rank.is_first()) {
+        tracing::info!("{}", found.describe());
+    }
     announce::warn_of_schedule(rank, &loaded.manifest, &state);
     Ok(state)
 }
@@ -349,7 +371,7 @@ fn check_space_and_files(rank: &Rank, m: &Manifest) -> Result<()> {
             tracing::info!("{note}");
         }
         files.into_result()?;
-        checkpoint::space(&m.log.folder, checkpoint::saved_bytes(m))
+        checkpoint::space(&m.log.folder, engine::saved_bytes(m))
     })
 }
 
@@ -365,8 +387,14 @@ struct Origin {
 }
 
 impl Origin {
-    fn find(m: &Manifest, named: Option<&Path>) -> Result<Origin> {
-        let found = resume::find(m, named)?;
+    /// Starting point: `in_memory`, or the checkpoint on disk that is named, or the newest.
+    fn find(
+        m: &Manifest,
+        named: Option<&Path>,
+        in_memory: Option<&CheckpointFolder>,
+    ) -> Result<Origin> {
+        let on_disk = resume::find(m, named)?;
+        let found = in_memory.cloned().or(on_disk);
         let digest_seed = resume::digest_seed(found.as_ref(), m);
         let ids = resume::data_ids(m, digest_seed).ok();
         let mixture =
@@ -458,25 +486,6 @@ fn open_mirror(rank: &Rank, m: &Manifest, state: &State) -> Result<Option<Mirror
         }
         Mirror::start(m, &state.run, state.progress.step, &saving::folder(m))
     })
-}
-
-/// Saver of the run, with its snapshots reserved.
-fn open_saver(
-    rank: &Rank,
-    m: &Manifest,
-    engine: &Engine,
-    state: State,
-    storage: &Arc<Storage>,
-    queue: Option<Arc<MirrorQueue>>,
-) -> Result<Saver> {
-    let saver = rank.run_phase("reserving snapshots", || {
-        Saver::open(m, rank.number(), engine, state, storage, queue)
-    })?;
-    let bytes: u64 = rank.gather(&saver.bytes().0)?.iter().sum();
-    if rank.is_first() {
-        tracing::info!("checkpoints: {} of host memory for snapshots", Bytes(bytes));
-    }
-    Ok(saver)
 }
 
 /// Writes the manifest that the run starts with, and opens the report.

@@ -359,7 +359,7 @@ impl Done {
         change: impl Fn(&mut Vec<WrittenPart>),
     ) -> anyhow::Result<PathBuf> {
         let (disk, state) = (Disk::default(), state(loaded, self.step));
-        let bytes = checkpoint::saved_bytes(&loaded.manifest);
+        let bytes = engine::saved_bytes(&loaded.manifest);
         let fresh = checkpoint::temporary_folder(checkpoints, self.step as u64);
         checkpoint::begin(&disk, &fresh, self.step as u64, bytes).unwrap();
         let mut parts: Vec<WrittenPart> = std::thread::scope(|scope| {
@@ -411,7 +411,7 @@ fn sound(folder: &Path, loaded: &Loaded) {
             assert!(times.iter().all(|times| *times == 1), "{} in {folder:?}", tensor.name);
         }
     }
-    assert_eq!(4 * values as u64, checkpoint::saved_bytes(&loaded.manifest));
+    assert_eq!(4 * values as u64, engine::saved_bytes(&loaded.manifest));
     let found = inspect::inspect(folder, true).unwrap();
     assert!(found.damage.is_empty(), "{folder:?}: {:?}", found.damage);
 }

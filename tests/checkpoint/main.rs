@@ -18,6 +18,7 @@
 //! | `also_s3` | copies in S3, on a third-party server, with faults of the network |
 //! | `secrets` | credentials of a store's URL are in no message and no file |
 //! | `damage` | every damaged byte is found, by `inspect-ckpt --deep` and by a run that resumes |
+//! | `parts` | parts of ranks without an index: every byte counts, and together they are a checkpoint |
 //! | `format1` | checkpoints of format 1 are read, and resumed bit for bit |
 //! | `inspect` | `gptrain inspect-ckpt`: statistics, differences, warnings |
 //! | `inspect_foreign` | the same of other programs' folders, and of folders of no format |
@@ -76,6 +77,7 @@ mod inspect;
 mod inspect_diff;
 mod inspect_foreign;
 mod matrix;
+mod parts;
 mod resume;
 mod rules;
 mod secrets;

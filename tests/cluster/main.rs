@@ -11,6 +11,7 @@
 //! | `run_cuda` | `gptrain run` on the software stand-in for GPUs, one and several |
 //! | `trace` | `gptrain run --trace`: the file of threads, of processes, of a run that stops or fails |
 //! | `job_end` | a run before the end of its Slurm job: stand-ins of squeue, scontrol and sbatch |
+//! | `node_memory` | checkpoints in the nodes' memory: lost nodes, damaged parts, a full file system |
 //! | `restart` | ranks killed, stopped and lost while a job continues: spares, fewer replicas, the limit |
 //! | `stragglers` | a slow rank is reported during training |
 //! | `slurm` | `srun gptrain run` under a real Slurm on this machine; and a simulated week of a job |
@@ -22,6 +23,7 @@ mod bench;
 mod comm_faults;
 mod job_end;
 mod live;
+mod node_memory;
 mod rank_faults;
 mod ranks;
 mod run_cuda;

@@ -164,6 +164,21 @@ fn shapes_that_do_not_fit_are_refused_with_the_numbers() {
          topology.zero to 1, or topology.compression to none",
     );
     check_added(
+        "topology: {data: 2, compression: powersgd}\ncheckpoint: {memory_interval: 5}",
+        "m.yaml:18: checkpoint.memory_interval with topology.compression: a save averages the errors \
+         of compression, so losses would depend on which saves are skipped → remove one of them",
+    );
+    check_added(
+        "checkpoint: {memory_folder: /dev/shm}",
+        "m.yaml:17: nothing is saved in checkpoint.memory_folder \"/dev/shm\" → set \
+         checkpoint.memory_interval: 10, or remove it",
+    );
+    check_added(
+        "checkpoint: {memory_interval: 5, memory_folder: memory}",
+        "m.yaml:17: checkpoint.memory_folder \"memory\" is not an absolute path → name a folder that \
+         every node has in memory, such as /dev/shm",
+    );
+    check_added(
         "topology: {data: 2, offload: full, compression: powersgd}",
         "m.yaml:17: topology.compression powersgd with topology.offload full: every replica keeps an \
          error of 4 bytes for each of its parameters on the device, twice the weights that offload \

@@ -1,7 +1,7 @@
 //! Byte ranges of a shard with digests in the index: its header, then the chunks of its pieces.
 
 use super::super::digest::{CHUNK, Digest};
-use super::super::index::Index;
+use super::super::index::{Index, Shard, Tensor};
 use super::super::read::ShardFile;
 use anyhow::{Context, Result, ensure};
 use std::ops::Range;
@@ -31,20 +31,23 @@ impl DigestRange {
     }
 }
 
-/// Ranges of every shard, in byte order. They cover each shard completely.
+/// Ranges of every shard of a checkpoint, in byte order. They cover each shard completely.
 pub fn list_ranges(index: &Index) -> Result<Vec<Vec<DigestRange>>> {
-    let mut shards: Vec<Vec<DigestRange>> = index
-        .shards
+    list_part_ranges(&index.shards, index.tensors.iter())
+}
+
+/// Ranges of the shards that hold all pieces of these tensors, as `list_ranges`.
+pub fn list_part_ranges<'t>(
+    shards: &[Shard],
+    tensors: impl Iterator<Item = &'t Tensor>,
+) -> Result<Vec<Vec<DigestRange>>> {
+    let mut ranges: Vec<Vec<DigestRange>> = shards
         .iter()
         .map(|shard| {
             vec![DigestRange { bytes: 0..shard.header_bytes, digest: shard.header_digest }]
         })
         .collect();
-    for state in index
-        .tensors
-        .iter()
-        .flat_map(|tensor| tensor.states.values())
-    {
+    for state in tensors.flat_map(|tensor| tensor.states.values()) {
         for piece in state.pieces.iter().flatten() {
             let end = piece.byte + (piece.slice.numel() * state.dtype.size()) as u64;
             let chunks = (piece.byte..end)
@@ -52,10 +55,11 @@ pub fn list_ranges(index: &Index) -> Result<Vec<Vec<DigestRange>>> {
                 .map(|at| at..(at + CHUNK as u64).min(end))
                 .zip(&piece.chunks)
                 .map(|(bytes, digest)| DigestRange { bytes, digest: *digest });
-            shards[piece.shard].extend(chunks);
+            let of_shard = ranges.get_mut(piece.shard);
+            of_shard.context("a piece is in no shard")?.extend(chunks);
         }
     }
-    for (shard, ranges) in index.shards.iter().zip(&mut shards) {
+    for (shard, ranges) in shards.iter().zip(&mut ranges) {
         ranges.sort_by_key(|range| range.bytes.start);
         let ends = [0]
             .into_iter()
@@ -68,7 +72,7 @@ pub fn list_ranges(index: &Index) -> Result<Vec<Vec<DigestRange>>> {
             anyhow::bail!("{}: bytes {end}..{start} have no digest", shard.file);
         }
     }
-    Ok(shards)
+    Ok(ranges)
 }
 
 /// Local shard that is read from its start and verified.

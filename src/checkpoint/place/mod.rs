@@ -19,7 +19,7 @@ mod bucket;
 mod fetch;
 mod folder_store;
 mod send;
-mod digest_range;
+pub(super) mod digest_range;
 
 pub use fetch::Fetched;
 pub use send::{CopyResult, SentFiles};

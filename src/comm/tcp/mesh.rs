@@ -1,7 +1,8 @@
-//! Data connections: one between any two ranks that share a group.
+//! Data connections: one between any two ranks that share a group, and streams that ranks open
+//! beside them.
 
 use super::super::endpoint::Endpoint;
-use super::super::inbox::{Frame, Transport};
+use super::super::inbox::{Frame, StreamHandler, Transport};
 use super::super::{Failed, RankBusy, World};
 use super::frames;
 use super::handshake::{self, Handshakes, Key};
@@ -10,8 +11,9 @@ use super::{connect, connect_authenticated};
 use base::Deadline;
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
+use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Data connections of a rank.
@@ -23,7 +25,12 @@ pub struct Mesh {
     control: Arc<dyn ControlChannel>,
     connections: Mutex<HashMap<usize, Connection>>,
     changed: Condvar,
+    /// Receiver of streams.
+    accept_stream: OnceLock<StreamHandler>,
 }
+
+/// Body of the handshake of a stream.
+const STREAM: &[u8] = b"stream";
 
 struct Connection {
     writer: Arc<Mutex<TcpStream>>,
@@ -46,7 +53,9 @@ impl Mesh {
         let rank = process.rank;
         let size = process.size;
         let own_address = listener.local_addr().expect("it is bound");
-        let mesh = Arc::new(Mesh { process, key, own_address, control, connections, changed });
+        let accept_stream = OnceLock::new();
+        let mesh = Mesh { process, key, own_address, control, connections, changed, accept_stream };
+        let mesh = Arc::new(mesh);
         let listening = mesh.clone();
         start_thread(rank, "listener", move || listening.accept_loop(&listener))?;
         let transport = Box::new(TcpTransport(mesh));
@@ -66,6 +75,12 @@ impl Mesh {
             &all,
             || self.process.has_left(),
             move |body: Vec<u8>, stream: TcpStream| {
+                if body == STREAM {
+                    if let Some(accept) = mesh.accept_stream.get() {
+                        accept(stream);
+                    }
+                    return;
+                }
                 let Ok(body) = <[u8; 16]>::try_from(body) else { return };
                 let word = |at: usize| u64::from_le_bytes(body[at..at + 8].try_into().expect("8"));
                 let from = word(0) as usize;
@@ -237,6 +252,23 @@ impl Transport for TcpTransport {
 
     fn busy(&self) -> Vec<RankBusy> {
         self.0.control.busy()
+    }
+
+    fn open_stream(&self, to: usize) -> io::Result<TcpStream> {
+        let mesh = &self.0;
+        let addresses = mesh.control.find_addresses(&[to]);
+        let addresses = addresses.map_err(io::Error::other)?;
+        let stream = connect_authenticated(addresses[0], &mesh.key, "data", STREAM)
+            .map_err(|why| io::Error::other(why.to_string()))?;
+        // A rank that is stopped or cut off must not hold a thread for ever.
+        let timeout = Some(mesh.process.watchdog.timeout);
+        stream.set_read_timeout(timeout)?;
+        stream.set_write_timeout(timeout)?;
+        Ok(stream)
+    }
+
+    fn accept_streams(&self, accept: StreamHandler) {
+        let _ = self.0.accept_stream.set(accept); // the first receiver remains
     }
 
     fn leave(&self) {

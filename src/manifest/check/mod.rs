@@ -92,6 +92,7 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     let restart = Restart::read(raw.restart.unwrap_or_default());
     let checkpoint = Checkpoint::read(raw.checkpoint.unwrap_or_default());
     check_mirror(&checkpoint, report);
+    check_node_memory(&checkpoint, &topology, report);
     let divergence = run::divergence(raw.divergence);
     let slurm = Slurm::read(raw.slurm.unwrap_or_default());
     let plan = Plan::read(raw.plan.unwrap_or_default(), folder);
@@ -295,6 +296,34 @@ fn check_mirror(checkpoint: &Checkpoint, report: &mut Report) {
     let Some(also) = &checkpoint.also else { return };
     if let Err(what) = PlaceUrl::read(also) {
         report.add("checkpoint.also", format!("{} is {what}", short(also)), PlaceUrl::REMEDY);
+    }
+}
+
+/// Checks the saves into the memory of nodes.
+fn check_node_memory(checkpoint: &Checkpoint, topology: &Topology, report: &mut Report) {
+    if let Some(folder) = &checkpoint.memory_folder {
+        let shown = short(&folder.display().to_string());
+        if !folder.is_absolute() {
+            report.add(
+                "checkpoint.memory_folder",
+                format!("checkpoint.memory_folder \"{shown}\" is not an absolute path"),
+                "name a folder that every node has in memory, such as /dev/shm",
+            );
+        } else if checkpoint.memory_interval.is_none() {
+            report.add(
+                "checkpoint.memory_folder",
+                format!("nothing is saved in checkpoint.memory_folder \"{shown}\""),
+                "set checkpoint.memory_interval: 10, or remove it",
+            );
+        }
+    }
+    if checkpoint.memory_interval.is_some() && topology.compression.is_some() {
+        report.add_conflict(
+            &["checkpoint.memory_interval", "topology.compression"],
+            "checkpoint.memory_interval with topology.compression: a save averages the errors of \
+             compression, so losses would depend on which saves are skipped",
+            "remove one of them",
+        );
     }
 }
 

@@ -258,6 +258,8 @@ pub const ROWS: &[Row] = &[
         .titan("checkpoint.interval").llmc("-n"),
     key("checkpoint.keep_last").hf("save_total_limit").titan("checkpoint.keep_latest_k").llmc("-nk"),
     key("checkpoint.keep_every").megatron("save_retain_interval").llmc("-nm"),
+    count("checkpoint.memory_interval").megatron("non_persistent_save_interval"),
+    key("checkpoint.memory_folder").megatron("non_persistent_local_ckpt_dir"),
     key("checkpoint.in_flight").megatron("async_save; 0 without it").titan("checkpoint.async_mode"),
     key("log.folder").megatron("save tensorboard_dir").hf("output_dir logging_dir").nanogpt("out_dir")
         .litgpt("out_dir").titan("job.dump_folder checkpoint.folder").llmc("-o"),

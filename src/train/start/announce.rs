@@ -1,7 +1,8 @@
 //! Messages of a start: the run and its data, the placement of its ranks, the memory of the fullest rank.
 
+use super::super::saving::Saver;
 use super::{Device, Process, Rank};
-use base::Count;
+use base::{Bytes, Count};
 use checkpoint::State;
 use data::Datasets;
 use engine::{Engine, lr};
@@ -130,6 +131,15 @@ pub fn announce_ranks(
     match rank.grid.size() {
         1 => tracing::info!("memory: {memory_plan}"),
         _ => tracing::info!("memory of rank {fullest}, which takes most: {memory_plan}"),
+    }
+    Ok(())
+}
+
+/// Prints the host memory of all ranks' snapshots. A collective.
+pub fn announce_snapshots(rank: &Rank, saver: &Saver) -> anyhow::Result<()> {
+    let bytes: u64 = rank.gather(&saver.bytes().0)?.iter().sum();
+    if rank.is_first() {
+        tracing::info!("checkpoints: {} of host memory for snapshots", Bytes(bytes));
     }
     Ok(())
 }

@@ -87,7 +87,9 @@ impl Requests {
     pub const LEAVE: Requests = Requests(1 << 5);
     /// This rank waits for its storage.
     pub const WAITING: Requests = Requests(1 << 6);
-    const ALL: [Requests; 7] = [
+    /// This rank has written its part of the save into memory.
+    pub const IN_MEMORY: Requests = Requests(1 << 7);
+    const ALL: [Requests; 8] = [
         Requests::STOP,
         Requests::SAVE,
         Requests::BEGUN,
@@ -95,6 +97,7 @@ impl Requests {
         Requests::REACHED,
         Requests::LEAVE,
         Requests::WAITING,
+        Requests::IN_MEMORY,
     ];
 
     /// These requests if `condition` holds.
@@ -121,7 +124,7 @@ impl BitOr for Requests {
 }
 
 /// Number of ranks with each request.
-pub struct RequestCounts([usize; 7]);
+pub struct RequestCounts([usize; 8]);
 
 impl RequestCounts {
     pub fn count(&self, request: Requests) -> usize {

@@ -1,0 +1,386 @@
+//! Checkpoints in the memory of the nodes: ranks killed, a node lost, a flipped bit, a missing file, a
+//! full file system, another grid. The run continues with the bits of an undisturbed one, and says from
+//! where.
+//!
+//! A node is a mount namespace with its own host name, in which the folder of the memory is another one.
+
+use crate::common::binary::{Done, Lab, Ranks, free_port, run_args, until, within};
+use gptrain::train::testing::STEP_DELAY;
+use rustix::process::Signal;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Four ranks, which save into memory whenever they can, and to disk only at the end.
+const SETS: [&str; 6] = [
+    "topology={tensor: 2, data: 2, zero: 1}",
+    "train.steps=60",
+    "train.eval_interval=0",
+    "checkpoint.interval=1000",
+    "checkpoint.memory_interval=1",
+    "log.interval=1000",
+];
+
+/// Folder of the memory in the lab.
+fn memory_set(lab: &Lab) -> String {
+    format!("checkpoint.memory_folder={}", lab.path("memory").display())
+}
+
+/// Lab with a folder for the memory of a single node.
+fn lab() -> Lab {
+    let lab = Lab::new();
+    fs::create_dir(lab.path("memory")).unwrap();
+    lab
+}
+
+/// Newest step that is complete in memory, by the run's folder.
+fn step_in_memory(lab: &Lab) -> u64 {
+    let note = fs::read(lab.path("runs/a/memory-checkpoint.json")).unwrap_or_default();
+    let note: Option<serde_json::Value> = serde_json::from_slice(&note).ok();
+    note.and_then(|note| note["step"].as_u64()).unwrap_or(0)
+}
+
+/// Step of "resumed at step N from …".
+fn resumed_at(out: &str) -> u64 {
+    let (_, rest) = out
+        .split_once("resumed at step ")
+        .unwrap_or_else(|| panic!("not resumed from memory:\n{out}"));
+    rest.split_once(' ').unwrap().0.parse().unwrap()
+}
+
+/// Asserts that a run has ended as an undisturbed one, and has left nothing in memory.
+fn assert_same(lab: &Lab, whole: &Lab, memories: &[&str]) {
+    assert_eq!(lab.losses("runs/a"), whole.losses("runs/a"));
+    for memory in memories {
+        let left = fs::read_dir(lab.path(memory)).unwrap().count();
+        assert_eq!(left, 0, "{memory} is empty when the run has ended");
+    }
+    assert!(!lab.path("runs/a/memory-checkpoint.json").exists());
+    let last = |lab: &Lab| {
+        lab.path("runs/a/checkpoints/step-00000060")
+            .display()
+            .to_string()
+    };
+    lab.gptrain(&["inspect-ckpt", &last(lab), "--diff", &last(whole)])
+        .well();
+}
+
+/// The run as it is without saves into memory.
+fn undisturbed() -> Lab {
+    let whole = Lab::new();
+    let sets = SETS.iter().copied().filter(|set| !set.contains("memory"));
+    whole.run(&sets.collect::<Vec<_>>()).well();
+    whole
+}
+
+#[test]
+fn a_killed_run_continues_from_memory() {
+    let whole = undisturbed();
+    let lab = lab();
+    let memory = memory_set(&lab);
+    let sets = [&SETS[..], &[&memory]].concat();
+    let mut run = lab
+        .command(&run_args(&sets))
+        .env(STEP_DELAY, "0.02")
+        .spawn()
+        .unwrap();
+    until("steps are in memory", || step_in_memory(&lab) >= 5);
+    run.kill().unwrap();
+    run.wait().unwrap();
+    assert!(!lab.path("runs/a/checkpoints").exists(), "nothing is on disk");
+    let newest = step_in_memory(&lab);
+    let done = lab.run(&sets);
+    done.well();
+    assert!(resumed_at(&done.out) >= newest, "{}", done.out);
+    assert!(done.out.contains("; there is none on disk"), "{}", done.out);
+    assert_same(&lab, &whole, &["memory"]);
+}
+
+/// The supervisors count a step in memory as progress.
+#[test]
+fn a_rank_that_begins_anew_continues_from_memory() {
+    let whole = undisturbed();
+    let lab = lab();
+    let memory = memory_set(&lab);
+    let sets = [&SETS[..], &[&memory, "restart.max=1"]].concat();
+    let port = free_port();
+    let start = |task| {
+        let mut rank = lab.rank(task, 4, port, &sets);
+        rank.env(STEP_DELAY, "0.02").spawn().unwrap()
+    };
+    let tasks = Ranks { children: (0..4).map(start).collect() };
+    // Each time later than restart.max alone would permit.
+    for times in 1..=2 {
+        let before = step_in_memory(&lab);
+        until("steps are in memory", || step_in_memory(&lab) >= before + 5);
+        let pid = tasks.pid(times).as_raw_nonzero();
+        let children = format!("/proc/{pid}/task/{pid}/children");
+        let rank = fs::read_to_string(children).unwrap();
+        let killed = Command::new("kill").args(["-9", rank.trim()]).status();
+        assert!(killed.unwrap().success());
+    }
+    let ended = tasks.end(0..4);
+    ended.iter().for_each(Done::well);
+    let out: String = ended.iter().map(|done| done.out.as_str()).collect();
+    assert_eq!(out.matches("resumed at step ").count(), 2, "{out}");
+    assert_eq!(
+        out.matches("(1 of 1): from the checkpoint of step ")
+            .count(),
+        2,
+        "{out}"
+    );
+    assert_same(&lab, &whole, &["memory"]);
+}
+
+/// Starts four ranks on two nodes, whose memories are the folders `node0` and `node1`. None if this user
+/// may not make mount namespaces.
+fn start_on_nodes(lab: &Lab, world: usize, sets: &[&str]) -> Option<Ranks> {
+    let may = Command::new("unshare")
+        .args(["--mount", "--uts", "true"])
+        .status();
+    if !may.is_ok_and(|status| status.success()) {
+        eprintln!("not tested: this user may not make mount namespaces");
+        return None;
+    }
+    let port = free_port();
+    let start = |rank: usize| {
+        let node = 2 * rank / world;
+        let memory = lab.path(&format!("node{node}"));
+        let script = format!(
+            "hostname node{node} && mount --bind {} {} && exec \"$@\"",
+            memory.display(),
+            lab.path("memory").display()
+        );
+        let outer = ["unshare", "--mount", "--uts", "sh", "-c", &script, "sh"];
+        let mut command = lab.rank(rank, world, port, sets);
+        command.env(STEP_DELAY, "0.02");
+        within(&outer, &command).spawn().unwrap()
+    };
+    Some(Ranks { children: (0..world).map(start).collect() })
+}
+
+/// Folders of a run on two nodes that was killed, from which each test starts.
+fn killed_on_two_nodes() -> Option<Lab> {
+    let lab = lab();
+    for node in ["node0", "node1"] {
+        fs::create_dir(lab.path(node)).unwrap();
+    }
+    let memory = memory_set(&lab);
+    let sets = [&SETS[..], &[&memory, "checkpoint.interval=7"]].concat();
+    let ranks = start_on_nodes(&lab, 4, &sets)?;
+    let saved = || lab.path("runs/a/checkpoints/step-00000007").exists();
+    until("steps are in memory and on disk", || saved() && step_in_memory(&lab) >= 9);
+    (0..4).for_each(|rank| ranks.signal(rank, Signal::KILL));
+    drop(ranks);
+    for name in ["node0", "node1", "runs"] {
+        copy(&lab.path(name), &lab.path(&format!("killed/{name}")));
+    }
+    Some(lab)
+}
+
+fn copy(from: &Path, to: &Path) {
+    let _ = fs::remove_dir_all(to);
+    fs::create_dir_all(to.parent().unwrap()).unwrap();
+    let copied = Command::new("cp").arg("-a").arg(from).arg(to).status();
+    assert!(copied.unwrap().success());
+}
+
+/// Folder of the newest step on a node that has the parts of all ranks.
+fn newest(lab: &Lab, node: &str) -> PathBuf {
+    let run = fs::read_dir(lab.path(node))
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
+    let steps = fs::read_dir(run).unwrap().map(|step| step.unwrap().path());
+    let is_whole = |step: &PathBuf| {
+        (0..4).all(|rank| step.join(format!("part-{rank:05}-of-00004.json")).exists())
+    };
+    steps.filter(is_whole).max().expect("a whole step")
+}
+
+/// Restores the killed run, changes its memory, and runs it to its end. Returns rank 0's output.
+fn continue_after(lab: &Lab, change: impl Fn(), world: usize, sets: &[&str]) -> String {
+    for name in ["node0", "node1", "runs"] {
+        copy(&lab.path(&format!("killed/{name}")), &lab.path(name));
+    }
+    change();
+    let memory = memory_set(lab);
+    let sets = [&SETS[..], &[&memory, "checkpoint.interval=7"], sets].concat();
+    let ended = start_on_nodes(lab, world, &sets).unwrap().end(0..world);
+    ended.iter().for_each(Done::well);
+    ended[0].out.clone()
+}
+
+fn flip(path: &Path, byte: usize) {
+    let mut bytes = fs::read(path).unwrap();
+    let end = bytes.len();
+    bytes[byte % end] ^= 4;
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn parts_that_are_lost_or_damaged_come_from_the_neighbour_or_from_disk() {
+    let Some(lab) = killed_on_two_nodes() else { return };
+    let whole = undisturbed();
+    let same = |lab: &Lab| assert_same(lab, &whole, &["node0", "node1"]);
+    let step = step_in_memory(&lab);
+
+    // Nothing is lost: both nodes are read.
+    let out = continue_after(&lab, || (), 4, &[]);
+    assert!(
+        resumed_at(&out) >= step && out.contains("from the memory of node0, node1 in "),
+        "{out}"
+    );
+    assert!(!out.contains("is not used"), "{out}");
+    same(&lab);
+
+    // A node is lost with its memory.
+    let lose = || {
+        fs::remove_dir_all(lab.path("node1")).unwrap();
+        fs::create_dir(lab.path("node1")).unwrap();
+    };
+    let out = continue_after(&lab, lose, 4, &[]);
+    let says = "from the memory of node0, 2 parts of it neighbours' copies, in ";
+    assert!(resumed_at(&out) >= step && out.contains(says), "{out}");
+    assert!(out.contains("; the newest on disk is step "), "{out}");
+    same(&lab);
+
+    // A bit has flipped in the first node's own file: the copy is read, and the place is said.
+    let change = || flip(&newest(&lab, "node0").join("master-00001.safetensors"), 9001);
+    let out = continue_after(&lab, change, 4, &[]);
+    let says = [
+        "node node0 in memory: rank 1's part of step ",
+        "master-00001.safetensors: bytes ",
+        "are damaged",
+        "the copy of node node1 is read instead",
+    ];
+    assert!(says.iter().all(|part| out.contains(part)), "{out}");
+    assert!(resumed_at(&out) >= step && out.contains("1 part of it a neighbour's copy"), "{out}");
+    same(&lab);
+
+    // A file is missing, and the description of another part is damaged.
+    let change = || {
+        fs::remove_file(newest(&lab, "node1").join("second_moment-00002.safetensors")).unwrap();
+        flip(&newest(&lab, "node1").join("part-00003-of-00004.json"), 700);
+    };
+    let out = continue_after(&lab, change, 4, &[]);
+    let says = ["second_moment-00002.safetensors", "part-00003-of-00004.json is damaged"];
+    assert!(says.iter().all(|part| out.contains(part)), "{out}");
+    assert!(resumed_at(&out) >= step, "{out}");
+    same(&lab);
+
+    // Both copies are damaged: the files are used.
+    let change = || {
+        for node in ["node0", "node1"] {
+            for step in fs::read_dir(newest(&lab, node).parent().unwrap()).unwrap() {
+                let shard = step.unwrap().path().join("first_moment-00002.safetensors");
+                if shard.exists() {
+                    flip(&shard, 5000);
+                }
+            }
+        }
+    };
+    let out = continue_after(&lab, change, 4, &[]);
+    assert!(
+        out.contains("no other node has a copy") && out.contains(" in memory is not used"),
+        "{out}"
+    );
+    assert!(
+        !out.contains("resumed at step") && out.contains("resuming from runs/a/checkpoints/step-")
+    );
+    same(&lab);
+
+    // Another grid reads the parts of both nodes.
+    let grid = "topology={tensor: 1, data: 2, zero: 0}";
+    let out = continue_after(&lab, || (), 2, &[grid]);
+    assert!(resumed_at(&out) >= step, "{out}");
+    let (ours, all) = (lab.losses("runs/a"), whole.losses("runs/a"));
+    assert_eq!(ours.len(), all.len());
+    for (a, b) in ours.iter().zip(&all) {
+        let (a, b) = (f64::from_bits(a[1]), f64::from_bits(b[1]));
+        assert!((a - b).abs() <= 1e-6 * b, "{a} and {b}");
+    }
+}
+
+/// Checkpoints in memory are then no longer part of the run's history.
+#[test]
+fn a_named_checkpoint_is_taken_instead() {
+    let whole = undisturbed();
+    let lab = lab();
+    let memory = memory_set(&lab);
+    let sets = [&SETS[..], &[&memory, "checkpoint.interval=5"]].concat();
+    let mut run = lab
+        .command(&run_args(&sets))
+        .env(STEP_DELAY, "0.02")
+        .spawn()
+        .unwrap();
+    let saved = || lab.path("runs/a/checkpoints/step-00000005").exists();
+    until("steps are in memory and on disk", || saved() && step_in_memory(&lab) >= 8);
+    run.kill().unwrap();
+    run.wait().unwrap();
+    let named = [&run_args(&sets)[..], &["--resume-from", "step-00000005"]].concat();
+    let done = lab.gptrain(&named);
+    done.well();
+    assert!(!done.out.contains("resumed at step"), "{}", done.out);
+    assert!(
+        done.out
+            .contains("resuming from runs/a/checkpoints/step-00000005 "),
+        "{}",
+        done.out
+    );
+    assert_same(&lab, &whole, &["memory"]);
+}
+
+/// Output of a script in its own mount namespace; `$0` is gptrain. None if the system permits none.
+fn in_namespace(lab: &Lab, script: &str) -> Option<String> {
+    let done = Command::new("unshare")
+        .args(["-rm", "sh", "-c", script, env!("CARGO_BIN_EXE_gptrain")])
+        .current_dir(lab.path(""))
+        .env("GPTRAIN_CACHE", lab.path("cache"))
+        .output()
+        .unwrap();
+    if !lab.path("said").exists() {
+        println!("no mount namespaces here: {}", String::from_utf8_lossy(&done.stderr));
+        return None;
+    }
+    Some(fs::read_to_string(lab.path("said")).unwrap())
+}
+
+/// A tmpfs that fills up during the run, and has room again: one warning, one line, and no failed run.
+#[test]
+fn a_full_memory_is_a_warning() {
+    let lab = lab();
+    let folder = format!("--set checkpoint.memory_folder={}", lab.path("memory").display());
+    let script = format!(
+        "mount -t tmpfs -o size=8m none memory || exit 9; \
+         (GPTRAIN_TEST_STEP_DELAY=0.02 $0 run run.yaml --set train.steps=200 --set \
+         checkpoint.memory_interval=1 {folder}; echo code $?) > said 2>&1 & \
+         until test -n \"$(find memory -name 'part-*.json')\" || grep -q code said; do sleep 0.01; done; \
+         head -c 20m /dev/zero > memory/filler; \
+         until grep -q 'is not saved in memory' said || grep -q code said; do sleep 0.05; done; \
+         rm memory/filler; wait"
+    );
+    let Some(out) = in_namespace(&lab, &script) else { return };
+    assert!(out.contains("code 0"), "{out}");
+    assert_eq!(out.matches("is not saved in memory: ").count(), 1, "{out}");
+    assert!(out.contains("No space left on device") && out.contains("mount -o remount"), "{out}");
+    assert!(out.contains("saves into memory succeed again, from step "), "{out}");
+    let whole = Lab::new();
+    whole.run(&["train.steps=200"]).well();
+    assert_eq!(lab.losses("runs/a"), whole.losses("runs/a"));
+}
+
+#[test]
+fn a_memory_that_is_too_small_is_not_used() {
+    let lab = lab();
+    let folder = format!("--set checkpoint.memory_folder={}", lab.path("memory").display());
+    let script = format!(
+        "mount -t tmpfs -o size=64k none memory || exit 9; \
+         ($0 run run.yaml --set checkpoint.memory_interval=1 {folder}; echo code $?) > said 2>&1"
+    );
+    let Some(out) = in_namespace(&lab, &script) else { return };
+    let says = ["code 0", "nothing is saved in memory: node ", "2 steps of its ranks"];
+    assert!(says.iter().all(|part| out.contains(part)), "{out}");
+}
