@@ -169,13 +169,10 @@ fn list_candidates(
                 .filter(|rank| !holders.contains_key(&PartName { rank: *rank, ranks }))
                 .map(|rank| rank.to_string())
                 .collect();
-            warn(
-                rank,
-                &format!(
-                    "step {step} in memory is not used: no node has the parts of ranks {}",
-                    missing.join(", ")
-                ),
-            );
+            let parts = if missing.len() == 1 { "part of rank" } else { "parts of ranks" };
+            let missing = missing.join(", ");
+            let why = format!("no node has the {parts} {missing}");
+            warn(rank, &format!("step {step} in memory is not used: {why}"));
             continue;
         }
         for (name, leaders) in &mut holders {
