@@ -1,8 +1,8 @@
 //! Two levels of replicas: a shard group of neighbours, which hold the parts of one copy of the weights,
 //! and the copies, one rank of each shard group, which hold the same part.
 //!
-//! Of `d` replicas, rank k is number k mod s of its shard group of s ranks, and number k / s of its
-//! d / s copies. A bucket is divided into s shards, and each shard into d / s pieces, one for each
+//! Shard groups of s ranks divide d replicas into d / s copies. Replica k has shard k mod s of copy k / s;
+//! k / s is rounded down. A bucket is divided into s shards, and each shard into d / s pieces, one for each
 //! replica to update. With one level, s is d, and a piece is a whole shard.
 
 /// Place of a rank among the replicas.

@@ -310,7 +310,8 @@ fn sums_of_every_micro_batch_hide_in_the_size_that_is_named() {
     let described = |sets: &[&str]| {
         let sets = [&[model, "batch.global=512"], sets].concat();
         let planned = planned(&sets.into_iter().map(str::to_string).collect::<Vec<_>>()).unwrap();
-        micro_sums::describe(&planned.manifest, &planned.setup)
+        let stages = dry_run::stages(&planned.manifest);
+        micro_sums::describe(&planned.manifest, &planned.setup, &stages)
     };
     let pipeline = ["topology={tensor: 4, pipeline: 2, data: 4, zero: 2}"];
     let line = described(&pipeline).concat();

@@ -11,13 +11,13 @@ use manifest::{Manifest, Topology};
 /// Share of a step in messages that are not hidden, above which they are described.
 const SEEN: f64 = 0.01;
 
-/// Both, where they matter.
-pub fn describe(m: &Manifest, s: &Setup) -> Vec<String> {
+/// Describes messages that are not hidden, and a ZeRO 2 that saves nothing. `stages` are those of the plan.
+pub fn describe(m: &Manifest, s: &Setup, stages: &[dry_run::Stage]) -> Vec<String> {
     if s.topology.zero < 2 || s.topology.data == 1 {
         return Vec::new();
     }
     let saves_nothing = describe_no_saving(m).filter(|_| s.topology.zero == 2);
-    describe_exposed(m, s)
+    describe_exposed(s, stages)
         .into_iter()
         .chain(saves_nothing)
         .collect()
@@ -37,15 +37,14 @@ fn describe_no_saving(m: &Manifest) -> Option<String> {
 
 /// Messages of the stage that waits longest for them. None if computation hides them, or they hardly
 /// matter.
-fn describe_exposed(m: &Manifest, s: &Setup) -> Option<String> {
-    let stages = dry_run::stages(m);
+fn describe_exposed(s: &Setup, stages: &[dry_run::Stage]) -> Option<String> {
     let prices = Prices::new(s);
     let of_stages = stages
         .iter()
         .map(|stage| stage.work.replica_messages(&prices));
     let (sent, hidden) = of_stages.max_by(|a, b| (a.0 - a.1).total_cmp(&(b.0 - b.1)))?;
     let micros = s.micros() as f64;
-    if micros * (sent - hidden) < SEEN * dry_run::seconds(&stages, s) {
+    if micros * (sent - hidden) < SEEN * dry_run::seconds(stages, s) {
         return None;
     }
     let gathers = if s.topology.zero == 3 { " and gathers weights" } else { "" };

@@ -289,7 +289,7 @@ impl Writer {
                 return Some((snapshot, written));
             }
             Job::Remove(step) => {
-                // What remains is removed by the next start, or fills the memory, which is reported.
+                // The next start removes a leftover. If it fills the memory before, the next save reports that.
                 let _ = remove(&self.folder.join(checkpoint::name(step)));
             }
             Job::Note(step) => {
