@@ -172,10 +172,34 @@ fn killed_on_two_nodes() -> Option<Lab> {
     until("steps are in memory and on disk", || saved() && step_in_memory(&lab) >= 9);
     (0..4).for_each(|rank| ranks.signal(rank, Signal::KILL));
     drop(ranks);
+    keep_complete(&lab);
     for name in ["node0", "node1", "runs"] {
         copy(&lab.path(name), &lab.path(&format!("killed/{name}")));
     }
     Some(lab)
+}
+
+/// Leaves step 7 on disk, and the newest step in memory that both nodes have whole. The kill may also have
+/// left parts of a step that was being written or removed, and another step on disk.
+fn keep_complete(lab: &Lab) {
+    for saved in fs::read_dir(lab.path("runs/a/checkpoints")).unwrap() {
+        let saved = saved.unwrap().path();
+        if saved.is_dir() && !saved.ends_with("step-00000007") {
+            fs::remove_dir_all(saved).unwrap();
+        }
+    }
+    let [here, there] = ["node0", "node1"].map(|node| whole_steps(lab, node));
+    let name = |step: &PathBuf| step.file_name().unwrap().to_owned();
+    let common = here
+        .iter()
+        .map(name)
+        .filter(|name| there.iter().any(|step| step.ends_with(name)));
+    let kept = common.max().expect("a step that both nodes have whole");
+    for step in ["node0", "node1"].iter().flat_map(|node| steps(lab, node)) {
+        if !step.ends_with(&kept) {
+            fs::remove_dir_all(step).unwrap();
+        }
+    }
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -185,19 +209,31 @@ fn copy(from: &Path, to: &Path) {
     assert!(copied.unwrap().success());
 }
 
-/// Folder of the newest step on a node that has the parts of all ranks.
-fn newest(lab: &Lab, node: &str) -> PathBuf {
+/// Folders of the steps in a node's memory.
+fn steps(lab: &Lab, node: &str) -> Vec<PathBuf> {
     let run = fs::read_dir(lab.path(node))
         .unwrap()
         .next()
         .unwrap()
         .unwrap()
         .path();
-    let steps = fs::read_dir(run).unwrap().map(|step| step.unwrap().path());
+    let steps = fs::read_dir(run).unwrap();
+    steps.map(|step| step.unwrap().path()).collect()
+}
+
+/// Those that have the parts of all ranks.
+fn whole_steps(lab: &Lab, node: &str) -> Vec<PathBuf> {
     let is_whole = |step: &PathBuf| {
         (0..4).all(|rank| step.join(format!("part-{rank:05}-of-00004.json")).exists())
     };
-    steps.filter(is_whole).max().expect("a whole step")
+    steps(lab, node).into_iter().filter(is_whole).collect()
+}
+
+/// The step that both nodes have.
+fn complete(lab: &Lab, node: &str) -> PathBuf {
+    let steps = whole_steps(lab, node);
+    assert_eq!(steps.len(), 1, "{steps:?}");
+    steps[0].clone()
 }
 
 /// Restores the killed run, changes its memory, and runs it to its end. Returns rank 0's output.
@@ -227,8 +263,16 @@ fn parts_that_are_lost_or_damaged_come_from_the_neighbour_or_from_disk() {
     let same = |lab: &Lab| assert_same(lab, &whole, &["node0", "node1"]);
     let step = step_in_memory(&lab);
 
-    // Nothing is lost: both nodes are read.
-    let out = continue_after(&lab, || (), 4, &[]);
+    // Nothing is lost: both nodes are read. Of steps that were being written and removed, nothing is said.
+    let leave = || {
+        let part = "part-00001-of-00004.json";
+        for other in ["step-00000001", "step-00000059"] {
+            let folder = complete(&lab, "node1").with_file_name(other);
+            fs::create_dir(&folder).unwrap();
+            fs::write(folder.join(part), "{").unwrap();
+        }
+    };
+    let out = continue_after(&lab, leave, 4, &[]);
     assert!(
         resumed_at(&out) >= step && out.contains("from the memory of node0, node1 in "),
         "{out}"
@@ -248,7 +292,7 @@ fn parts_that_are_lost_or_damaged_come_from_the_neighbour_or_from_disk() {
     same(&lab);
 
     // A bit has flipped in the first node's own file: the copy is read, and the place is said.
-    let change = || flip(&newest(&lab, "node0").join("master-00001.safetensors"), 9001);
+    let change = || flip(&complete(&lab, "node0").join("master-00001.safetensors"), 9001);
     let out = continue_after(&lab, change, 4, &[]);
     let says = [
         "node node0 in memory: rank 1's part of step ",
@@ -262,8 +306,8 @@ fn parts_that_are_lost_or_damaged_come_from_the_neighbour_or_from_disk() {
 
     // A file is missing, and the description of another part is damaged.
     let change = || {
-        fs::remove_file(newest(&lab, "node1").join("second_moment-00002.safetensors")).unwrap();
-        flip(&newest(&lab, "node1").join("part-00003-of-00004.json"), 700);
+        fs::remove_file(complete(&lab, "node1").join("second_moment-00002.safetensors")).unwrap();
+        flip(&complete(&lab, "node1").join("part-00003-of-00004.json"), 700);
     };
     let out = continue_after(&lab, change, 4, &[]);
     let says = ["second_moment-00002.safetensors", "part-00003-of-00004.json is damaged"];
@@ -274,12 +318,7 @@ fn parts_that_are_lost_or_damaged_come_from_the_neighbour_or_from_disk() {
     // Both copies are damaged: the files are used.
     let change = || {
         for node in ["node0", "node1"] {
-            for step in fs::read_dir(newest(&lab, node).parent().unwrap()).unwrap() {
-                let shard = step.unwrap().path().join("first_moment-00002.safetensors");
-                if shard.exists() {
-                    flip(&shard, 5000);
-                }
-            }
+            flip(&complete(&lab, node).join("first_moment-00002.safetensors"), 5000);
         }
     };
     let out = continue_after(&lab, change, 4, &[]);
@@ -290,6 +329,18 @@ fn parts_that_are_lost_or_damaged_come_from_the_neighbour_or_from_disk() {
     assert!(
         !out.contains("resumed at step") && out.contains("resuming from runs/a/checkpoints/step-")
     );
+    same(&lab);
+
+    // Both nodes have lost the memory, or a part.
+    let lose = || {
+        for node in ["node0", "node1"] {
+            fs::remove_dir_all(lab.path(node)).unwrap();
+            fs::create_dir(lab.path(node)).unwrap();
+        }
+    };
+    let out = continue_after(&lab, lose, 4, &[]);
+    assert!(out.contains(" in memory is not used: no node has a part of it"), "{out}");
+    assert!(out.contains("resuming from runs/a/checkpoints/step-"), "{out}");
     same(&lab);
 
     // Another grid reads the parts of both nodes.
@@ -358,8 +409,8 @@ fn a_full_memory_is_a_warning() {
          (GPTRAIN_TEST_STEP_DELAY=0.02 $0 run run.yaml --set train.steps=200 --set \
          checkpoint.memory_interval=1 {folder}; echo code $?) > said 2>&1 & \
          until test -n \"$(find memory -name 'part-*.json')\" || grep -q code said; do sleep 0.01; done; \
-         head -c 20m /dev/zero > memory/filler; \
-         until grep -q 'is not saved in memory' said || grep -q code said; do sleep 0.05; done; \
+         until grep -q 'is not saved in memory' said || grep -q code said; do \
+         head -c 20m /dev/zero >> memory/filler; sleep 0.05; done; \
          rm memory/filler; wait"
     );
     let Some(out) = in_namespace(&lab, &script) else { return };

@@ -89,10 +89,32 @@ impl Found {
     }
 }
 
-/// Step, and the leaders of the nodes that list each rank's part, preferred first.
+/// Step of which some node lists a part.
 struct Candidate {
     step: u64,
+    /// Ranks that saved it.
+    ranks: usize,
+    /// Leaders of the nodes that list each rank's part, preferred first.
     holders: BTreeMap<PartName, Vec<usize>>,
+}
+
+impl Candidate {
+    /// Why the step cannot be used, if no node lists some part.
+    fn describe_missing(&self) -> Option<String> {
+        let missing: Vec<String> = (0..self.ranks)
+            .filter(|rank| {
+                let name = PartName { rank: *rank, ranks: self.ranks };
+                !self.holders.contains_key(&name)
+            })
+            .map(|rank| rank.to_string())
+            .collect();
+        let parts = match missing.len() {
+            0 => return None,
+            1 => "part of rank",
+            _ => "parts of ranks",
+        };
+        Some(format!("no node has the {parts} {}", missing.join(", ")))
+    }
 }
 
 /// Decides where this start saves, and finds the newest checkpoint in memory that is not older than
@@ -107,6 +129,7 @@ pub fn find(rank: &Rank, node: &str, m: &Manifest, named: bool, newest: u64) -> 
     let (note, fresh): (Option<Note>, String) =
         rank.on_first(|| Ok((Note::read(run), checkpoint::nonce())))?;
     let nodes = Nodes::gather(rank, node)?;
+    let complete = note.as_ref().map_or(0, |note| note.step);
     let noted = note.map(|note| note.folder);
     let fresh = wanted
         .as_ref()
@@ -118,8 +141,17 @@ pub fn find(rank: &Rank, node: &str, m: &Manifest, named: bool, newest: u64) -> 
         return Ok(NodeMemory { nodes, folder: fresh, unused: noted, found: None });
     };
     rank.set_phase("looking for checkpoints in the nodes' memory");
+    let mut is_listed = false;
     for candidate in list_candidates(rank, &nodes, &folder, newest)? {
         let step = candidate.step;
+        is_listed |= step == complete;
+        if let Some(missing) = candidate.describe_missing() {
+            // A later step was being saved when the run ended, an earlier one was being removed.
+            if step == complete && step > newest {
+                warn_unused(rank, step, &missing);
+            }
+            continue;
+        }
         let Some(parts) = verify(rank, &nodes, &folder, candidate)? else { continue };
         peers::serve(&rank.world().streams(), folder.clone());
         let found = Found {
@@ -137,13 +169,16 @@ pub fn find(rank: &Rank, node: &str, m: &Manifest, named: bool, newest: u64) -> 
         let found = Some(found);
         return Ok(NodeMemory { nodes, folder: Some(folder), unused: None, found });
     }
+    if complete > newest && !is_listed {
+        warn_unused(rank, complete, "no node has a part of it");
+    }
     Ok(NodeMemory { nodes, folder: fresh, unused: Some(folder), found: None })
 }
 
 /// Verified part of each rank, and the leader of the node that has it.
 type Parts = BTreeMap<PartName, (usize, PartFile)>;
 
-/// Steps of which some node lists each part, newest first. A collective.
+/// Steps of which some node lists a part, newest first, down to `newest_on_disk`. A collective.
 fn list_candidates(
     rank: &Rank,
     nodes: &Nodes,
@@ -160,26 +195,12 @@ fn list_candidates(
         }
     }
     let mut candidates = Vec::new();
-    for ((step, ranks), mut holders) in steps.into_iter().rev() {
-        if step < newest_on_disk {
-            continue;
-        }
-        if holders.len() < ranks {
-            let missing: Vec<String> = (0..ranks)
-                .filter(|rank| !holders.contains_key(&PartName { rank: *rank, ranks }))
-                .map(|rank| rank.to_string())
-                .collect();
-            let parts = if missing.len() == 1 { "part of rank" } else { "parts of ranks" };
-            let missing = missing.join(", ");
-            let why = format!("no node has the {parts} {missing}");
-            warn(rank, &format!("step {step} in memory is not used: {why}"));
-            continue;
-        }
+    for ((step, ranks), mut holders) in steps.split_off(&(newest_on_disk, 0)).into_iter().rev() {
         for (name, leaders) in &mut holders {
             // The rank's own node first, if it has the same number as then.
             leaders.sort_by_key(|leader| own_node(nodes, *name) != Some(*leader));
         }
-        candidates.push(Candidate { step, holders });
+        candidates.push(Candidate { step, ranks, holders });
     }
     Ok(candidates)
 }
@@ -215,7 +236,7 @@ fn verify(
     folder: &Path,
     candidate: Candidate,
 ) -> Result<Option<Parts>> {
-    let Candidate { step, mut holders } = candidate;
+    let Candidate { step, mut holders, .. } = candidate;
     let mut parts = Parts::new();
     let step_folder = folder.join(checkpoint::name(step));
     while parts.len() < holders.len() {
@@ -225,7 +246,7 @@ fn verify(
             .filter_map(|(name, leaders)| Some((*name, *leaders.first()?)))
             .collect();
         if next.len() + parts.len() < holders.len() {
-            warn(rank, &format!("step {step} in memory is not used"));
+            warn_unused(rank, step, "a part of it is sound on no node");
             return Ok(None);
         }
         let mine = next.iter().filter(|(_, leader)| *leader == rank.number());
@@ -328,6 +349,10 @@ fn count_copies(nodes: &Nodes, parts: &Parts) -> usize {
         own_node(nodes, **name).is_some_and(|own| own != *leader)
     };
     parts.iter().filter(moved).count()
+}
+
+fn warn_unused(rank: &Rank, step: u64, why: &str) {
+    warn(rank, &format!("step {step} in memory is not used: {why}"));
 }
 
 fn warn(rank: &Rank, message: &str) {

@@ -260,6 +260,9 @@ impl MemorySaves {
     pub fn discard(&mut self, rank: &Rank) -> Result<()> {
         self.finish(rank)?;
         let complete = self.complete.take();
+        if rank.is_first() {
+            self.send(Job::Note(0))?;
+        }
         rank.run_phase("removing checkpoints in memory", || match complete {
             Some(step) if self.leads => remove(&self.folder.join(checkpoint::name(step))),
             _ => Ok(()),
