@@ -11,6 +11,7 @@
 //! | `run_cuda` | `gptrain run` on the software stand-in for GPUs, one and several |
 //! | `trace` | `gptrain run --trace`: the file of threads, of processes, of a run that stops or fails |
 //! | `job_end` | a run before the end of its Slurm job: stand-ins of squeue, scontrol and sbatch |
+//! | `month` | a played month: lost ranks, nodes, neighbours and jobs, with checkpoints in memory |
 //! | `node_memory` | checkpoints in the nodes' memory: lost nodes, damaged parts, a full file system |
 //! | `restart` | ranks killed, stopped and lost while a job continues: spares, fewer replicas, the limit |
 //! | `stragglers` | a slow rank is reported during training |
@@ -23,6 +24,7 @@ mod bench;
 mod comm_faults;
 mod job_end;
 mod live;
+mod month;
 mod node_memory;
 mod rank_faults;
 mod ranks;
