@@ -1,8 +1,10 @@
 //! Loss spikes through the real binary: samples of noise among a pattern, and a learning rate that is
 //! far too high. What is done about them is the same on every grid and after every resume.
 
-use crate::common::binary::{Done, Lab};
+use crate::common::binary::{Done, Lab, run_args};
 use gptrain::checkpoint::{Index, name};
+use gptrain::train::testing::STEP_DELAY;
+use std::fs;
 
 const RUN: [&str; 5] = [
     "data.train=[{prefix: clean, weight: 199}, {prefix: noise, weight: 1}]",
@@ -102,6 +104,21 @@ fn a_run_goes_back_and_leaves_the_samples_out() {
     lab.gptrain(&from.into_iter().chain(sets).collect::<Vec<_>>())
         .expect(0, &[]);
     assert_eq!(lab.losses("runs/a"), losses);
+    // With checkpoints in memory, of which those after the spike are removed, and killed after going back.
+    fs::create_dir(lab.path("memory")).unwrap();
+    let memory = format!("checkpoint.memory_folder={}", lab.path("memory").display());
+    let in_memory = ["log.folder=runs/b", "checkpoint.memory_interval=1", &memory];
+    let sets = [&RUN[..], &[act, "checkpoint.interval=5"], &in_memory].concat();
+    let mut killed = lab
+        .command(&run_args(&sets))
+        .env(STEP_DELAY, "0.01")
+        .spawn()
+        .unwrap();
+    lab.wait_for_steps("runs/b", backs[0].at as usize + 3);
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    lab.run(&sets).expect(0, &[]);
+    assert_eq!(lab.losses("runs/b"), losses);
 }
 
 /// Nothing helps against a learning rate that is far too high: the run stops and says what it tried.
