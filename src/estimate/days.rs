@@ -30,6 +30,12 @@ impl Days {
         self.seconds / 86400.0
     }
 
+    /// Mean seconds of a step.
+    pub fn mean_step(&self) -> f64 {
+        let steps: u64 = self.segments.iter().map(|segment| segment.steps).sum();
+        self.seconds / steps.max(1) as f64
+    }
+
     pub fn device_hours(&self) -> f64 {
         self.seconds / 3600.0 * self.devices as f64
     }

@@ -23,6 +23,7 @@ pub mod predict;
 pub mod search;
 pub mod change;
 pub mod days;
+pub mod faults;
 pub mod compare;
 pub mod campaign;
 

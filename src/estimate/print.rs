@@ -376,14 +376,15 @@ fn condense_segments(segments: &[Segment]) -> Vec<Phase> {
 fn run(v: &View, out: &mut Printout) {
     let d = &v.days;
     let terms = &v.terms;
-    let calendar = if terms.availability < 1.0 {
-        format!(
-            " ({} of the calendar at {:.0} % availability)",
-            span(terms.calendar_seconds(d)),
-            100.0 * terms.availability
-        )
-    } else {
-        String::new()
+    let calendar = span(terms.calendar_seconds(d));
+    let calendar = match (terms.availability, terms.faults) {
+        (1.0, None) => String::new(),
+        (share, None) => {
+            format!(" ({calendar} of the calendar at {:.0} % availability)", 100.0 * share)
+        }
+        _ => {
+            format!(" ({calendar} of the calendar, {:.1} % of it useful)", 100.0 * terms.useful(d))
+        }
     };
     out.table(phases(&condense_segments(&d.segments)).titled(format!(
         "Run of {} tokens: {}{calendar}; {} device-hours",
@@ -414,6 +415,9 @@ fn run(v: &View, out: &mut Printout) {
             words::hours(used),
             words::hours(budget)
         ));
+    }
+    for line in terms.faults.iter().flat_map(|faults| faults.describe(d)) {
+        out.line(format!("  {line}"));
     }
     cost(d, terms, out);
 }
@@ -523,7 +527,7 @@ pub fn json(v: &View) -> Value {
             "gpu_hours": v.terms.device_hours(d), "money": v.terms.cost(d),
             "budget_left": v.terms.budget.map(|b| b - v.terms.cost(d)),
             "hours_left": v.terms.hours.map(|hours| hours - v.terms.device_hours(d)),
-            "pipe_full_from": d.full_from,
+            "pipe_full_from": d.full_from, "faults": v.terms.faults.map(|faults| faults.json(d)),
             "segments": phases(&segments).json() },
     })
 }

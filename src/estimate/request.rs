@@ -1,5 +1,6 @@
 //! Request of an estimate: a manifest, and the flags that override its settings.
 
+use super::faults::Faults;
 use super::gptrain::calibrate;
 use super::gptrain::local_cpu::{self, Care};
 use super::gptrain::tuned_cuts;
@@ -104,6 +105,10 @@ impl Request {
             price: price.sum,
             currency: price.sign,
             availability: flags.availability.or(m.plan.availability).unwrap_or(1.0),
+            faults: m
+                .plan
+                .fault_hours
+                .map(|hours| Faults::of(m, program == Program::Gptrain, hw, hours)),
             budget: flags.budget.map(|(_, sum)| sum).or(m.plan.budget),
             hours: m.plan.hours,
             samples,

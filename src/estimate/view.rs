@@ -1,6 +1,7 @@
 //! Estimate in the form that all printers read: the table, the JSON, the page.
 
 use super::days::{Days, plan_run};
+use super::faults::Faults;
 use super::gptrain::dry_run::{self, MemoryLimits};
 use super::gptrain::prices::{Prices, TRAFFIC};
 use super::gptrain::shape_stages::ShapeStages;
@@ -168,8 +169,9 @@ pub struct Terms {
     pub price: f64,
     /// The sign of the price's currency: dollars, unless the price says another.
     pub currency: &'static str,
-    /// Share of the wall-clock time in which the run makes progress.
+    /// Share of the wall-clock time in which the run makes progress, if it has no faults.
     pub availability: f64,
+    pub faults: Option<Faults>,
     pub budget: Option<f64>,
     /// Budget in device-hours.
     pub hours: Option<f64>,
@@ -179,18 +181,24 @@ pub struct Terms {
 }
 
 impl Terms {
+    /// Share of the wall-clock time in which a run makes progress.
+    pub fn useful(&self, days: &Days) -> f64 {
+        let between_faults = self.faults.map_or(1.0, |faults| faults.shares(days).useful);
+        self.availability * between_faults
+    }
+
     /// Duration of a run in wall-clock time.
     pub fn calendar_seconds(&self, days: &Days) -> f64 {
-        days.seconds / self.availability
+        days.seconds / self.useful(days)
     }
 
     pub fn calendar_days(&self, days: &Days) -> f64 {
-        days.days() / self.availability
+        days.days() / self.useful(days)
     }
 
     /// Hours for which devices are paid.
     pub fn device_hours(&self, days: &Days) -> f64 {
-        days.device_hours() / self.availability
+        days.device_hours() / self.useful(days)
     }
 
     /// Whether a price is known; the local CPU has none unless the user gives one.

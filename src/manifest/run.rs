@@ -112,6 +112,15 @@ Plan(raw, folder: &Path) {
     carbon: f64, in 0.0..=1e5;
     /// Share of the wall-clock time in which the run makes progress. Default: 1.
     availability: f64, in 0.01..=1.0;
+    /// Mean hours between faults of the whole job. The plan then counts the steps that are repeated, saves
+    /// and restarts, and names a better interval of saves. Default: no faults.
+    fault_hours: f64, in 0.01..=1e6;
+    /// With fault_hours: seconds from a fault to the next step, for detection, start and reading the
+    /// checkpoint. `events.jsonl` of a run has them. Default: 300.
+    restart_s: f64 = 300.0, in 0.0..=1e6;
+    /// With fault_hours: rate at which all ranks together write a checkpoint to the shared file system, in
+    /// GB/s. Default: unknown, and the time is not counted.
+    storage_gb_s: f64, in 1e-3..=1e6;
 }
 
 /// Multiple-choice questions: the model should give the right answer the highest likelihood.

@@ -93,7 +93,8 @@ pub struct Estimate {
     /// else 6 (simple formula): the plan's times follow from it, instead of from the hardware
     #[arg(long, value_parser = number::real)]
     tflops: Option<f64>,
-    /// Share of the wall-clock time in which the run makes progress
+    /// Share of the wall-clock time in which the run makes progress. `--set plan.fault_hours=8` counts it
+    /// from faults, saves and restarts
     #[arg(long, value_parser = number::real)]
     availability: Option<f64>,
     /// Assume asynchronous kernel launches (CUDA_LAUNCH_BLOCKING=0): in a plan for a machine whose
