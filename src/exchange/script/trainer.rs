@@ -8,6 +8,7 @@ use crate::torch::Tree;
 use base::Problems;
 use manifest::dialects::Dialect;
 use serde_json::{Map, Value as Json, json};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Values of arguments that are not given, as the Trainer has them.
@@ -55,10 +56,15 @@ fn fsdp_level(strategy: &str) -> u64 {
 
 /// Sets shard groups. Their copies have equal states in MiCS and hybrid sharding; ZeRO++ keeps a second
 /// division of the weights and divides states among all ranks.
-fn set_shard_groups(settings: &mut Settings, values: &Map<String, Json>, replicas: u64) {
+fn set_shard_groups(
+    settings: &mut Settings,
+    deepspeed: &BTreeMap<String, Json>,
+    values: &Map<String, Json>,
+    replicas: u64,
+) {
     let [shard, states] = ["topology.shard", "topology.states"];
     for name in Dialect::HuggingFace.names(shard) {
-        let ranks = values.get(name).and_then(Json::as_u64).unwrap_or(1);
+        let ranks = deepspeed.get(name).and_then(Json::as_u64).unwrap_or(1);
         if ranks > 1 && ranks < replicas && replicas.is_multiple_of(ranks) {
             settings.set(shard, ranks, name);
             if name.contains("mics") {
@@ -126,7 +132,7 @@ pub fn settings(script: &Script) -> anyhow::Result<Read> {
         settings.set("topology.zero", stage, from);
     }
     if zero.is_some_and(|(stage, _)| stage > 0) {
-        set_shard_groups(settings, &values, replicas.unwrap_or(1) as u64);
+        set_shard_groups(settings, &read.json, &values, replicas.unwrap_or(1) as u64);
     }
     if let Some((what, from)) = deepspeed::offload(&read.json) {
         settings.set("topology.offload.what", what, from);
