@@ -223,7 +223,8 @@ fn a_script_of_the_trainer_takes_its_model_from_config_json() {
             .expect(0, &[])
             .out
             .clone();
-        assert!(!out.contains("zero:") && !out.contains("shard:"), "{off}: {out}");
+        let is_set = |key: &str| out.contains(&format!("\n  {key}: "));
+        assert!(is_set("data") && !is_set("zero") && !is_set("shard"), "{off}: {out}");
     }
 }
 

@@ -166,7 +166,7 @@ fn a_soak_gives_the_worst_window_beside_the_mean() {
     }
     // At two levels: shard groups, and the copies of a shard, which divide its update.
     let levels = "topology={data: 8, shard: 4, zero: 1}";
-    let more = ["--set", levels, "--set", "batch.micro=1", "--soak", "2s"];
+    let more = ["--set", levels, "--set", "batch={micro: 1, global: 8}", "--soak", "2s"];
     let table = lab.gptrain(&[&args[..4], &more].concat()).out;
     let (groups, soak) = table
         .split_once("Soak: busbw in GB/s, the mean and the worst ")
