@@ -7,9 +7,10 @@ use anyhow::Result;
 use base::{Bytes, DType};
 use comm::{Group, Message};
 use device::{Tensor, op};
-use estimate::measured::{GroupSpeed, LATENCY_BYTES};
+use estimate::measured::{COPY_GROUPS, GroupSpeed, LATENCY_BYTES, SHARD_GROUPS};
 use launch::GroupFactory;
 use plan::grid::{Axis, GRADIENT_AXES, SHARES, STAGES};
+use plan::levels::Levels;
 
 /// Sizes of the array: one for the latency, a first try, and 1 MiB … 1 GiB.
 const SIZES: [u64; 8] =
@@ -153,13 +154,14 @@ pub(super) fn kinds(
 ) -> (Vec<Kind>, Vec<String>) {
     let (grid, at, world) = (bench.rank.grid, bench.rank.coord, bench.rank.grid.size());
     let all_ranks = || (0..world).collect::<Vec<usize>>();
-    let every = |axes: &[Axis]| {
-        let groups = (0..world).map(|rank| (rank, grid.group(grid.coord(rank), axes)));
+    let every_group = |group: &dyn Fn(usize) -> Vec<usize>| -> Vec<Vec<usize>> {
+        let groups = (0..world).map(|rank| (rank, group(rank)));
         groups
             .filter(|(rank, group)| group[0] == *rank)
             .map(|(_, group)| group)
             .collect()
     };
+    let every = |axes: &[Axis]| every_group(&|rank| grid.group(grid.coord(rank), axes));
     let mut kinds = Vec::new();
     let mut add = |name, groups: Vec<Vec<usize>>, mine: Vec<usize>, ops, ring| {
         if mine.len() > 1 {
@@ -171,6 +173,19 @@ pub(super) fn kinds(
     add("tensor", every(SHARES), grid.group(at, SHARES), ALL, true);
     add("pipeline edge", every(STAGES), grid.group(at, STAGES), &[Op::SendRecv], false);
     add("data", every(GRADIENT_AXES), grid.group(at, GRADIENT_AXES), ALL, true);
+    let topology = &bench.m.topology;
+    if topology.has_two_levels() {
+        let mut add_level = |name, members: fn(Levels, &[usize]) -> Vec<usize>| {
+            let group = |rank| {
+                let replicas = grid.group(grid.coord(rank), GRADIENT_AXES);
+                let place = replicas.iter().position(|replica| *replica == rank);
+                members(topology.levels(place.expect("a replica of itself")), &replicas)
+            };
+            add(name, every_group(&group), group(grid.rank(at)), ALL, true);
+        };
+        add_level(SHARD_GROUPS, Levels::shard_group);
+        add_level(COPY_GROUPS, Levels::copy_group);
+    }
     let mut notes = Vec::new();
     let is_world = [SHARES, GRADIENT_AXES]
         .iter()

@@ -7,7 +7,7 @@ use super::scratch::Scratch;
 use anyhow::Result;
 use base::{Bytes, Seconds};
 use engine::model_dtype;
-use estimate::measured::SoakSpeed;
+use estimate::measured::{COPY_GROUPS, SHARD_GROUPS, SoakSpeed};
 use launch::GroupFactory;
 use manifest::Manifest;
 use model::{ParamSpec, table};
@@ -102,7 +102,8 @@ fn cells<'k>(m: &Manifest, kinds: &'k [Kind], most: u64) -> Vec<Cell<'k>> {
 }
 
 /// Operations of a group in a step, and their bytes: activations of a micro-batch among tensor ranks and
-/// between stages; among replicas the f32 gradients of a block's matrices.
+/// between stages; among replicas the f32 gradients of a block's matrices, and among copies of a shard its
+/// part of them.
 fn step_messages(m: &Manifest, group: &str) -> Vec<(Op, u64)> {
     let tokens = (m.batch.micro * m.model.seq_len) as u64;
     let activations = tokens * m.model.hidden as u64 * model_dtype(m.precision).size() as u64;
@@ -113,11 +114,16 @@ fn step_messages(m: &Manifest, group: &str) -> Vec<(Op, u64)> {
         .map(|spec| spec.share(m.topology.tensor).iter().product::<usize>() as u64)
         .sum();
     let scattered = [Op::ReduceScatter, Op::AllGather];
+    let t = &m.topology;
+    let shard = 4 * weights / t.shard_size() as u64;
     match group {
         "tensor" if m.topology.sequence_parallel => scattered.map(|op| (op, activations)).into(),
         "tensor" => vec![(Op::AllReduce, activations)],
-        "data" if m.topology.zero > 0 => scattered.map(|op| (op, 4 * weights)).into(),
-        "data" => vec![(Op::AllReduce, 4 * weights)],
+        "data" if t.has_two_levels() => Vec::new(), // single numbers
+        "data" if t.zero == 0 => vec![(Op::AllReduce, 4 * weights)],
+        "data" | SHARD_GROUPS => scattered.map(|op| (op, 4 * weights)).into(),
+        COPY_GROUPS if t.zero == 0 || t.copies_states() => vec![(Op::AllReduce, shard)],
+        COPY_GROUPS => scattered.map(|op| (op, shard)).into(),
         "pipeline edge" => vec![(Op::SendRecv, activations)],
         _ => Vec::new(),
     }
@@ -206,6 +212,17 @@ mod tests {
         let scattered = [Op::ReduceScatter, Op::AllGather];
         assert_eq!(step_messages(&m, "tensor"), scattered.map(|op| (op, activations)));
         assert_eq!(step_messages(&m, "data"), scattered.map(|op| (op, gradients / 2)));
+        for (zero, states) in [("0", "all"), ("1", "all"), ("1", "shard")] {
+            let levels = format!("topology={{data: 4, shard: 2, zero: {zero}, states: {states}}}");
+            let m = manifest(&[&levels, "batch.global=16"]);
+            assert!(step_messages(&m, "data").is_empty());
+            assert_eq!(step_messages(&m, "shard"), scattered.map(|op| (op, gradients)));
+            let halves = scattered.map(|op| (op, gradients / 2));
+            let sum = [(Op::AllReduce, gradients / 2)];
+            let is_divided = (zero, states) == ("1", "all");
+            let copies = if is_divided { &halves[..] } else { &sum };
+            assert_eq!(step_messages(&m, "copies"), copies);
+        }
         let kinds = ["tensor", "world"].map(kind);
         let cut = cells(&m, &kinds, 1 << 20);
         let bytes: Vec<u64> = cut.iter().map(|cell| cell.bytes).collect();

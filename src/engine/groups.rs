@@ -2,7 +2,7 @@
 
 use base::{DType, div_exact};
 use comm::{Group, Solo, World};
-use device::{Backend, Tensor};
+use device::{Backend, Tensor, op};
 use manifest::{LayerSplit, Manifest, Model, Precision, Schedule, Topology};
 use model::{Chunk, Cx, LayerCosts, ModelShard, TensorParallel, costs};
 use plan::grid::{Axis, Coord, GRADIENT_AXES, Grid, SHARES, STAGES};
@@ -80,8 +80,7 @@ impl Groups {
         };
         let replicas = grid.group(coord, GRADIENT_AXES);
         let place = replicas.iter().position(|replica| *replica == rank);
-        let levels =
-            Levels::new(replicas.len(), topology.shard_size(), place.expect("a replica of itself"));
+        let levels = topology.levels(place.expect("a replica of itself"));
         let level_group = |name, ranks: Vec<usize>| -> Box<dyn Group> {
             if levels.copies > 1 { make(name, &ranks) } else { Box::new(Solo) }
         };
@@ -111,6 +110,15 @@ impl Groups {
     /// Ranks that divide one copy of the weights: all replicas, or this rank's neighbours.
     pub fn shard(&self) -> &dyn Group {
         if self.levels.copies > 1 { &*self.neighbours } else { &*self.grad_sum }
+    }
+
+    /// x = Σ x over the ranks that update different pieces of the same weights. Of copies that update equal
+    /// pieces, the first one counts, so that all ranks get the bits of one sum.
+    pub fn sum_over_pieces(&self, be: &dyn Backend, x: Tensor) {
+        if self.levels.states_copy() > 0 {
+            be.run(op::Zero { x: x.set() });
+        }
+        self.grad_sum.all_reduce(x);
     }
 
     /// Number of replicas, each of which reads other samples.

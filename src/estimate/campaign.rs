@@ -151,12 +151,13 @@ fn scale_to_size(like: &Model, target: f64) -> Result<Model, Problems> {
 /// Deviation of a size, as a logarithm, up to which a model has it.
 const OFF: f64 = 0.1;
 
-const ONE_DEVICE: [&str; 10] = [
+const ONE_DEVICE: [&str; 11] = [
     "topology.tensor=1",
     "topology.pipeline=1",
     "topology.data=1",
     "topology.zero=0",
     "topology.shard=all",
+    "topology.states=all",
     "topology.schedule=1f1b",
     "topology.chunks=null",
     "topology.layer_split=uniform",

@@ -67,7 +67,7 @@ pub struct Change {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SoakSpeed {
-    /// Kind of group: "tensor", "pipeline edge" or "data".
+    /// Kind of group: "tensor", "pipeline edge", "data", "shard" or "copies".
     pub group: String,
     pub op: String,
     /// Bytes of the whole array, or of a message: those of a step.
@@ -135,11 +135,15 @@ pub struct Product {
     pub tflops: f64,
 }
 
+/// Kinds of groups of two levels of replicas (`topology.shard`).
+pub const SHARD_GROUPS: &str = "shard";
+pub const COPY_GROUPS: &str = "copies";
+
 /// Collective of all groups of a kind at once. Figures are those of the slowest group.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupSpeed {
-    /// Kind of group: "tensor", "pipeline edge", "data" or "world".
+    /// Kind of group: "tensor", "pipeline edge", "data", "shard", "copies" or "world".
     pub group: String,
     /// Ranks of a group, and number of groups.
     pub size: usize,

@@ -32,8 +32,9 @@ pub fn printout(v: &View) -> Printout {
     let t = &s.topology;
     let mut out = Printout::new(json(v));
     headline(v, &mut out);
+    let states = if t.copies_states() { " with all states" } else { "" };
     let levels = if t.has_two_levels() {
-        format!(" in shard groups of {}", t.shard_size())
+        format!(" in shard groups of {}{states}", t.shard_size())
     } else {
         String::new()
     };
@@ -514,7 +515,8 @@ pub fn json(v: &View) -> Value {
     json!({
         "name": v.name, "framework": v.program, "hardware": s.hardware.name, "devices": s.ranks(),
         "topology": { "tensor": t.tensor, "pipeline": t.pipeline, "data": t.data, "zero": t.zero,
-            "shard": t.shard_size(), "context": s.degrees.context, "expert": s.degrees.expert,
+            "shard": t.shard_size(), "states": t.states.name(),
+            "context": s.degrees.context, "expert": s.degrees.expert,
             "micro_batch": s.micro, "global_batch": s.global },
         "parameters": v.parameters, "active_parameters": s.active_parameters() as u64,
         "width_per_layer": s.model.hidden as f64 / s.model.layers as f64,

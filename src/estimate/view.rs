@@ -320,7 +320,7 @@ fn checkpoints_in_memory(m: &Manifest, hardware: &Hardware) -> f64 {
         return 0.0;
     }
     let t = &m.topology;
-    let replicas = if t.zero > 0 { t.data } else { 1 };
+    let replicas = if t.zero > 0 { t.levels(0).pieces() } else { 1 };
     let saving = t.tensor * t.pipeline * replicas;
     let on_node = hardware.per_node.min(saving) as f64 / saving as f64;
     let copies = if t.ranks() > hardware.per_node { 2.0 } else { 1.0 };

@@ -114,6 +114,14 @@ ShardRule {
     Node = "node",
 }
 
+/// Replicas that divide the optimizer states.
+StateReplicas {
+    /// All replicas.
+    All = "all",
+    /// The replicas of a shard group: every copy has all states.
+    Shard = "shard",
+}
+
 /// Divisions of layers into stages.
 LayerSplitName {
     /// The same number of layers in each stage.

@@ -47,7 +47,7 @@ pub use check::{FREE_MODEL_SETTINGS, Split, model_section, model_settings, setti
 pub use choices::{
     Bias, DataRule, DeviceChoice, Ffn, Framework, GpuTransport, GradientHome, LayerAttention,
     LogFormat, LrCounted, MuonScale, NormKind, OffloadWhat, OnEnd, Precision, RankOrder, Recompute,
-    Schedule, SpikeAction,
+    Schedule, SpikeAction, StateReplicas,
 };
 pub use cluster::{Comm, Restart, Slurm};
 pub use data_files::list_weight_groups;

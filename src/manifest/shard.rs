@@ -1,18 +1,27 @@
-//! Setting `topology.shard`: its checks, and the replicas of a node.
+//! Settings `topology.shard` and `topology.states`: their checks, and the replicas of a node.
 
-use super::choices::RankOrder;
+use super::choices::{RankOrder, StateReplicas};
 use super::report::Report;
 use super::topology::{Shard, Topology};
 use base::Problems;
 
 const SHARD: &str = "topology.shard";
+const STATES: &str = "topology.states";
 
 /// Checks that shard groups divide the replicas. Rejects PowerSGD with two levels, because its factors are
-/// summed over all replicas at once.
+/// summed over all replicas at once, and states of a shard group where ZeRO does not divide states.
 pub fn check(topology: &Topology, report: &mut Report) {
-    let Topology { data, shard, compression, .. } = *topology;
+    let Topology { data, shard, compression, zero, states, .. } = *topology;
     if data == 1 || !report.are_valid(&[SHARD, "topology.data"]) {
         return;
+    }
+    let keys = [STATES, "topology.zero"];
+    if states == StateReplicas::Shard && zero == 0 && report.are_valid(&keys) {
+        report.add_conflict(
+            &keys,
+            format!("{STATES} shard with topology.zero 0: every replica has all states"),
+            format!("set topology.zero to 1, 2 or 3, or {STATES} to all"),
+        );
     }
     if let Shard::Ranks(ranks) = shard
         && !data.is_multiple_of(ranks)
@@ -107,18 +116,20 @@ fn nearer_ranks(topology: &Topology) -> (&'static str, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
-    /// Shard groups on nodes of eight ranks, or the words of the refusal.
-    fn resolved(topology: &str, per_node: usize) -> Result<Shard, String> {
-        let text = "
+    const TEXT: &str = "
 model: {layers: 4, hidden: 32, heads: 4, vocab: 60, seq_len: 8}
 data: {train: none}
 batch: {micro: 1, global: 96}
 lr: {peak: 1e-3}
 train: {samples: 960}
 ";
+
+    /// Shard groups on nodes of eight ranks, or the words of the refusal.
+    fn resolved(topology: &str, per_node: usize) -> Result<Shard, String> {
         let set = format!("topology={{shard: node, {topology}}}");
-        let mut topology = crate::for_test(text, &[set]).topology;
+        let mut topology = crate::for_test(TEXT, &[set]).topology;
         resolve_shard(&mut topology, per_node)
             .map(|()| topology.shard)
             .map_err(|problems| problems.to_string())
@@ -144,5 +155,21 @@ train: {samples: 960}
             "data: 4, pipeline: 4, tensor: 2, neighbours: pipeline",
             ["are not 2 or more times topology.tensor × topology.pipeline 8", "all or 2"],
         );
+    }
+
+    #[test]
+    fn states_of_a_shard_group_need_zero() {
+        for (topology, expected) in [
+            ("data: 4, shard: 2, states: shard", true),
+            ("data: 4, shard: 2, states: shard, zero: 1", false),
+            ("data: 4, states: shard, zero: 3", false),
+            ("data: 1, states: shard", false),
+        ] {
+            let set = format!("topology={{{topology}}}");
+            let refusal = crate::parse(TEXT, "test", Path::new("."), &[set]).err();
+            let words = "set topology.zero to 1, 2 or 3, or topology.states to all";
+            let is_refused = refusal.is_some_and(|problems| problems.to_string().contains(words));
+            assert_eq!(is_refused, expected, "{topology}");
+        }
     }
 }

@@ -2,13 +2,14 @@
 
 use super::choices::{
     GradientHome, LayerSplitName, OffloadWhat, RankOrder, Recompute, ReplicaRule, Schedule,
-    ShardRule,
+    ShardRule, StateReplicas,
 };
 use super::define::{
     OneOf, Written, checked, forms, kinds, one_of, read, sections, settings, written,
 };
 use super::report::Report;
 use plan::grid::{self, Axis, Grid};
+use plan::levels::Levels;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -56,6 +57,11 @@ Topology(raw) {
     /// groups hold gradients and weights, each a copy; optimizer states are divided among all replicas.
     /// For nodes whose network is slower than their own links. Without effect on one replica. Default: all.
     shard: ShardForm => Shard = shard(raw.shard);
+    /// Replicas that divide the optimizer states: all, or those of a shard group (shard). With shard every
+    /// group has all states, and its copies sum their gradients and send no weights to each other: more
+    /// memory, and no gather between groups after the update. Needs zero ≥ 1; the same with one level.
+    /// Default: all.
+    states: StateReplicas = StateReplicas::All;
     /// Whether tensor-parallel ranks divide norms and dropout along the sequence
     /// (--sequence-parallel); with tensor: 1 it is off. Default: false.
     sequence_parallel: bool = false;
@@ -309,6 +315,16 @@ impl Topology {
         }
     }
 
+    /// Place of replica `rank` at the levels of replicas.
+    pub fn levels(&self, rank: usize) -> Levels {
+        Levels::new(self.data, self.shard_size(), rank).with_equal_states(self.copies_states())
+    }
+
+    /// Whether every copy has all optimizer states.
+    pub fn copies_states(&self) -> bool {
+        self.has_two_levels() && self.zero > 0 && self.states == StateReplicas::Shard
+    }
+
     /// Whether replicas have two levels.
     pub fn has_two_levels(&self) -> bool {
         self.shard_size() < self.data
@@ -341,6 +357,7 @@ impl Topology {
             data: 1,
             zero: 0,
             shard: Shard::All,
+            states: StateReplicas::All,
             sequence_parallel: false,
             schedule: Schedule::OneFOneB,
             chunks: 1,

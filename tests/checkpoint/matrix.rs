@@ -20,7 +20,7 @@ use gptrain::manifest::Loaded;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-const CELLS: [&[&str]; 14] = [
+const CELLS: [&[&str]; 15] = [
     &[],
     &["data=2"],
     &["data=2", "zero=1"],
@@ -35,6 +35,7 @@ const CELLS: [&[&str]; 14] = [
     &["data=4", "shard=2", "zero=1"],
     &["data=4", "shard=2", "zero=3"],
     &["data=4", "shard=2", "pipeline=2", "zero=2"],
+    &["data=4", "shard=2", "zero=2", "states=shard"],
 ];
 
 const POWERSGD: &str = "topology.compression={powersgd: {rank: 2, start_step: 1, min_rate: 1}}";

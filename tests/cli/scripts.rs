@@ -184,6 +184,48 @@ fn a_script_of_the_trainer_takes_its_model_from_config_json() {
     ] {
         assert!(text.contains(line), "{line}\n{text}");
     }
+    let run = "run_clm.py --config_name model --per_device_train_batch_size 1 --max_steps 10 --block_size 16";
+    for (settings, words) in [
+        ("--fsdp full_shard", &["zero: 3 # fsdp"][..]),
+        (
+            "--fsdp 'hybrid_shard_zero2 auto_wrap'",
+            &[
+                "zero: 2 # fsdp",
+                "shard: node # fsdp: hybrid_shard",
+                "states: shard # fsdp: hybrid_shard",
+            ],
+        ),
+        (
+            "{'stage': 3, 'zero_hpz_partition_size': 4}",
+            &["zero: 3", "shard: 4 # zero_optimization.zero_hpz_partition_size\n"],
+        ),
+        (
+            "{'stage': 3, 'mics_shard_size': 2}",
+            &[
+                "shard: 2 # zero_optimization.mics_shard_size",
+                "states: shard # zero_optimization.mics",
+            ],
+        ),
+    ] {
+        let line = if settings.starts_with('{') {
+            let zero = settings.replace('\'', "\"");
+            fs::write(lab.path("ds.json"), format!("{{\"zero_optimization\": {zero}}}")).unwrap();
+            format!("deepspeed --num_gpus 8 {run} --deepspeed ds.json")
+        } else {
+            format!("torchrun --nproc_per_node=8 {run} {settings}")
+        };
+        prints(&lab, &["import", "--args", &line], words);
+    }
+    for off in ["--fsdp ''", "--fsdp no_shard"] {
+        let line = format!("torchrun --nproc_per_node=8 {run} {off}");
+        let out = lab
+            .gptrain(&["import", "--args", &line])
+            .expect(0, &[])
+            .out
+            .clone();
+        let is_set = |key: &str| out.contains(&format!("\n  {key}: "));
+        assert!(is_set("data") && !is_set("zero") && !is_set("shard"), "{off}: {out}");
+    }
 }
 
 /// Each mistake is one message with its line and a remedy, and nothing is written.

@@ -164,8 +164,20 @@ fn a_soak_gives_the_worst_window_beside_the_mean() {
         assert!((row.window_s - 0.2).abs() < 1e-9 && row.worst_from_s < 2.0, "{row:?}");
         assert_eq!((row.size, row.slowest.len()), (2, 2), "{row:?}");
     }
-    let table = lab.gptrain(&args).out;
-    assert!(table.contains("Soak: busbw in GB/s, the mean and the worst "), "{table}");
+    // At two levels: shard groups, and the copies of a shard, which divide its update.
+    let levels = "topology={data: 8, shard: 4, zero: 1}";
+    let more = ["--set", levels, "--set", "batch={micro: 1, global: 8}", "--soak", "2s"];
+    let table = lab.gptrain(&[&args[..4], &more].concat()).out;
+    let (groups, soak) = table
+        .split_once("Soak: busbw in GB/s, the mean and the worst ")
+        .unwrap_or_else(|| panic!("no soak in {table}"));
+    for (group, number) in [("shard", "2 of 4 ranks"), ("copies", "4 of 2 ranks")] {
+        assert!(groups.contains(&format!("{group}: {number}, in a node")), "{groups}");
+        for op in ["reduce_scatter", "all_gather"] {
+            let is_row = |line: &str| line.trim_start().starts_with(group) && line.contains(op);
+            assert!(soak.lines().any(is_row), "{op} of {group}: {soak}");
+        }
+    }
 }
 
 /// Three nodes, of which one sends slowly. What they could do earlier is written by hand: on a busy machine

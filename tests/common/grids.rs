@@ -10,7 +10,7 @@ train: {samples: 800}
 ";
 
 /// Settings of every kind of grid.
-pub const GRIDS: [&[&str]; 26] = [
+pub const GRIDS: [&[&str]; 28] = [
     &["topology.tensor=2"],
     &["topology.tensor=4", "topology.recompute=full", "precision=bf16"],
     &["topology.tensor=2", "topology.sequence_parallel=true", "topology.recompute=selective"],
@@ -37,4 +37,6 @@ pub const GRIDS: [&[&str]; 26] = [
     &["topology={data: 8, shard: 4, zero: 1}", "precision=bf16"],
     &["topology={data: 4, shard: 2, zero: 2, pipeline: 2}", "precision=bf16"],
     &["topology={data: 8, shard: 2, zero: 3}", "precision=bf16"],
+    &["topology={data: 4, shard: 2, zero: 2, states: shard, pipeline: 2}", "precision=bf16"],
+    &["topology={data: 8, shard: 2, zero: 3, states: shard}", "optimizer=adafactor"],
 ];

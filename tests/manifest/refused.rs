@@ -63,7 +63,7 @@ fn values_of_the_wrong_kind_say_what_was_found_and_what_is_taken() {
         "topology: 4",
         "m.yaml:17: topology is \"4\" → it takes a section with keys chunks, \
          compression, data, layer_split, neighbours, offload, overlap_p2p, pipeline, recompute, schedule, \
-         sequence_parallel, shard, tensor, zero",
+         sequence_parallel, shard, states, tensor, zero",
     );
 }
 

@@ -176,7 +176,7 @@ impl<'a> ShardedParams<'a> {
         self.model_dtype
     }
 
-    /// Whether each data-parallel rank updates only a shard.
+    /// Whether each data-parallel rank updates only a part of the parameters.
     pub fn is_sharded(&self) -> bool {
         self.level > 0
     }
@@ -261,7 +261,7 @@ impl<'a> ShardedParams<'a> {
         self.groups.tensor.all_reduce(x);
         self.groups.pipeline.all_reduce(x);
         if self.level > 0 {
-            self.groups.grad_sum.all_reduce(x);
+            self.groups.sum_over_pieces(self.be, x);
         }
     }
 

@@ -10,7 +10,8 @@
 //! A bucket is divided into equal shards. The embedding and the head remain whole throughout a step.
 //!
 //! With two levels (`topology.shard`) the shards of weights and gradients above are those of a shard
-//! group, and a rank updates one piece of its shard (`plan::levels`). States are those of the piece.
+//! group, and a rank updates one piece of its shard (`plan::levels`). States are those of the piece. Where
+//! the copies have equal states (`topology.states`), the piece is the whole shard.
 //!
 //! `topology.offload: full` stores each rank's shard (without ZeRO, everything) of blocks, embedding
 //! and head matrix on the host. Two windows on the device hold the buckets in use, like the two
@@ -123,7 +124,7 @@ pub struct BucketState {
     pub shard: Range<usize>,
     /// Elements that `weights.stored` holds.
     pub held: Range<usize>,
-    copies: usize,
+    levels: Levels,
     pub weights: Values,
     /// Device copy of `weights.own` during a gather, if they are on the host.
     pub share: Option<Tensor>,
@@ -165,7 +166,7 @@ impl BucketState {
         if residence == Residence::Shard {
             return vec![(Among::Shard, Collective::AllGather { part: stored, whole })];
         }
-        if self.copies == 1 {
+        if !self.levels.copies_divide_shard() {
             return vec![(Among::Shard, Collective::AllGather { part, whole })];
         }
         let shard = self.shard_part(whole);
@@ -175,13 +176,13 @@ impl BucketState {
         ]
     }
 
-    /// Gathers that follow an update: they make a bucket without a window whole, and with two levels the
-    /// stored shard of another.
+    /// Gathers that follow an update: they make a bucket without a window whole, and the stored shard of
+    /// another where copies update pieces of it.
     pub fn gathers_after_update(&self) -> Vec<(Among, Collective)> {
         let Values { residence, stored, own, .. } = self.weights;
         match residence {
             Residence::Whole => self.gathers(),
-            Residence::Shard if self.copies > 1 => {
+            Residence::Shard if self.levels.copies_divide_shard() => {
                 vec![(Among::SameShard, Collective::AllGather { part: own, whole: stored })]
             }
             Residence::Shard | Residence::Host => Vec::new(),
@@ -192,7 +193,7 @@ impl BucketState {
     /// sum a shard that remains on the device only after the last micro-batch (`sum_of_copies`).
     pub fn sums(&self, level: u8) -> Vec<(Among, Collective)> {
         let whole = self.grads.whole;
-        if level == 0 && self.copies == 1 {
+        if level == 0 && self.levels.copies == 1 {
             return vec![(Among::Shard, Collective::AllReduce(whole))];
         }
         let shard = self.shard_part(whole);
@@ -203,9 +204,8 @@ impl BucketState {
                 (Among::SameShard, Collective::AllReduce(shard)),
                 (Among::Shard, Collective::AllGather { part: shard, whole }),
             ],
-            Residence::Whole | Residence::Host if self.copies > 1 => {
-                let part = self.own_part(whole);
-                vec![scatter, (Among::SameShard, Collective::ReduceScatter { whole: shard, part })]
+            Residence::Whole | Residence::Host if self.levels.copies > 1 => {
+                vec![scatter, self.sum_shard(shard, self.own_part(whole))]
             }
             _ => vec![scatter],
         }
@@ -215,8 +215,18 @@ impl BucketState {
     /// copy, or `sums` includes it.
     pub fn sum_of_copies(&self) -> Option<(Among, Collective)> {
         let Values { residence, stored, own, .. } = self.grads;
-        let is_due = residence == Residence::Shard && self.copies > 1;
-        is_due.then_some((Among::SameShard, Collective::ReduceScatter { whole: stored, part: own }))
+        let is_due = residence == Residence::Shard && self.levels.copies > 1;
+        is_due.then(|| self.sum_shard(stored, own))
+    }
+
+    /// Sum of a shard of gradients over its copies, of which this rank needs the piece `own`.
+    fn sum_shard(&self, shard: Tensor, own: Tensor) -> (Among, Collective) {
+        let sum = if self.levels.copies_divide_shard() {
+            Collective::ReduceScatter { whole: shard, part: own }
+        } else {
+            Collective::AllReduce(shard)
+        };
+        (Among::SameShard, sum)
     }
 
     /// Elements that this rank updates, of `whole`, weights or gradients.
@@ -252,10 +262,9 @@ pub fn plan_buckets(
     let grads_at = |bucket: &Bucket| on_host.place_grads(bucket, level);
     let in_turn = longest(layout, |bucket| weights_at(bucket).has_window());
     let gathered = in_turn.map(|len| Windows::plan(WEIGHT_WINDOWS, len, model, &arenas.weights));
-    let shares = in_turn.filter(|_| on_host.weights && level > 0).map(|len| {
-        let shard = len / layout.shard.dp.max(1);
-        Windows::plan(WEIGHT_WINDOWS, shard, model, &arenas.weights)
-    });
+    let shares = in_turn
+        .filter(|_| on_host.weights && level > 0)
+        .map(|len| Windows::plan(WEIGHT_WINDOWS, len / levels.pieces(), model, &arenas.weights));
     let reduced = longest(layout, |bucket| grads_at(bucket).has_window())
         .map(|len| Windows::plan(gradient_windows(on_host.grads), len, DType::F32, &arenas.grads));
     let mut states = Vec::new();
@@ -263,7 +272,7 @@ pub fn plan_buckets(
         let len = bucket.range.len();
         let own = match level {
             0 => bucket.range.clone(),
-            _ => bucket.shard(levels.replicas(), levels.piece()),
+            _ => bucket.shard(levels.pieces(), levels.piece()),
         };
         let shard = bucket.shard(levels.shards, levels.shard);
         let piece = own.len();
@@ -319,7 +328,7 @@ pub fn plan_buckets(
         states.push(BucketState {
             module: bucket.module,
             start: bucket.range.start,
-            copies: levels.copies,
+            levels,
             shard,
             held,
             share: share.map(|windows| windows.view(index, piece)),

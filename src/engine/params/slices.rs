@@ -171,9 +171,11 @@ impl ShardedParams<'_> {
     /// Every state of this rank. Of the model weights, the part that it updates.
     pub fn slices(&self) -> Vec<StateSlice> {
         let replica = self.groups.grad_sum.rank();
+        let copy = self.groups.levels.states_copy();
         let ranges = self.params.iter().flat_map(|p| {
             p.iter().map(move |(state, range, at)| {
-                let data = if self.level > 0 && state.extent.is_sharded() { 0 } else { replica };
+                let is_sharded = self.level > 0 && state.extent.is_sharded();
+                let data = if is_sharded { copy } else { replica };
                 StateRange { param: &p.param, state: *state, range, at, data }
             })
         });
@@ -189,7 +191,7 @@ impl ShardedParams<'_> {
             let data = match bucket.weights.residence {
                 _ if *present == layout.range => self.groups.grad_sum.rank(),
                 Residence::Shard => self.groups.levels.copy,
-                Residence::Whole | Residence::Host => 0,
+                Residence::Whole | Residence::Host => self.groups.levels.states_copy(),
             };
             for (param, part) in layout.overlaps(present.clone()) {
                 let at = weights.span(part.start - present.start, part.len());

@@ -73,7 +73,7 @@ pub fn plan_digests(
         .max(groups.grad_sum.size())
         .max(groups.embedding.size());
     let states = states.iter().flat_map(ParamStates::iter);
-    // The model weights are the only compared state of sharded parameters.
+    // Of sharded parameters, the model weights are compared; with equal states of copies, every state.
     let whole = states
         .filter(|(spec, ..)| !spec.extent.is_sharded())
         .count();
@@ -115,11 +115,16 @@ pub fn check(
     }
     let replicas = grid.group(*coord, GRADIENT_AXES);
     found.extend(compare(&**grad_sum, copies, &replicas));
-    let shards = params
+    let mut shards: Vec<View> = params
         .copied_weights()
         .into_iter()
         .map(|(param, at)| view(&param.name, MODEL, at))
         .collect();
+    if sharded && !levels.copies_divide_shard() {
+        shards.extend(select_states(params, |_, state| {
+            state.extent.is_sharded() && state.name != MODEL
+        }));
+    }
     found.extend(compare(&**same_shard, shards, &levels.copy_group(&replicas)));
     if let Some(ends) = Groups::embedding_ranks(grid, *coord) {
         found.extend(compare(&**embedding, tied, &ends));

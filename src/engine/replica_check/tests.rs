@@ -163,6 +163,20 @@ fn a_flipped_bit_in_a_copy_of_a_shard_is_named() {
 }
 
 #[test]
+fn a_flipped_bit_in_a_copy_of_a_moment_is_named() {
+    let sets = ["topology.data=4", "topology.shard=2", "topology.zero=2", "topology.states=shard"];
+    let found = only(check_all(&sets, |rank, engine: &Engine| {
+        if rank == 3 {
+            let states = find_states(engine, "block.2.mlp.fc2.weight");
+            flip(engine, states.get("second_moment"), 0);
+        }
+    }));
+    let line = "block.2.mlp.fc2.weight (second moment) on rank 3 (TP0 PP0 DP3) is not the same as on \
+                rank 1";
+    assert!(found.starts_with(line), "{found}");
+}
+
+#[test]
 fn the_shares_of_zero_3_are_compared_where_they_repeat() {
     let sets = ["topology.tensor=2", "topology.data=2", "topology.zero=3"];
     let found = only(check_all(&sets, |rank, engine: &Engine| {

@@ -85,7 +85,7 @@ impl SumLengths {
             groups.tensor.all_reduce(sums.span(0, tensor + tensor_tied));
         }
         if step.at.sharded {
-            groups.grad_sum.all_reduce(sums);
+            groups.sum_over_pieces(step.be, sums);
         }
         if tensor_tied + tied > 0 {
             groups

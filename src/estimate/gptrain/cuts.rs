@@ -4,7 +4,7 @@ use crate::setup::{Extras, Moments, Setup};
 use engine::cuts;
 use manifest::{
     Adam8bit, Batch, LayerSplit, Manifest, OffloadWhat, Optimizer, PowerSgd, Recompute, Schedule,
-    Shard, Split, Topology, replicas_on_node,
+    Shard, Split, StateReplicas, Topology, replicas_on_node,
 };
 use plan::ramp::Ramp;
 
@@ -201,6 +201,9 @@ fn memory_savings(s: &Setup, recomputes: &[Recompute]) -> Vec<Setup> {
                     let t = &mut setup.topology;
                     (t.sequence_parallel, t.zero, t.shard) = (*sequence_parallel, *zero, shard);
                     t.recompute = *recompute;
+                    if !t.copies_states() {
+                        t.states = StateReplicas::All;
+                    }
                     cuts.push(setup);
                 }
             }

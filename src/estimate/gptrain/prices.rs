@@ -10,7 +10,6 @@ use comm::Op;
 use comm::dry::{Event, Sent, Volume};
 use device::{Tally, Work};
 use plan::grid::{GRADIENT_AXES, SHARES, STAGES};
-use plan::levels::Levels;
 
 /// Rows of replicas in `TRAFFIC`: all of them, those of a shard group, and the copies.
 const DATA: usize = 2;
@@ -71,7 +70,7 @@ impl<'a> Prices<'a> {
         let grid = s.topology.grid();
         let [tensor, stages, replicas] =
             [SHARES, STAGES, GRADIENT_AXES].map(|axes| grid.group(grid.first(), axes));
-        let levels = levels(s, &replicas);
+        let levels = s.topology.levels(0);
         let shard = levels.shard_group(&replicas);
         let copies = levels.copy_group(&replicas);
         let groups = [tensor, stages.clone(), replicas, stages, shard, copies];
@@ -201,14 +200,9 @@ pub fn replica_link(s: &Setup) -> Link {
     let grid = s.topology.grid();
     let replicas = grid.group(grid.first(), GRADIENT_AXES);
     if s.topology.has_two_levels() {
-        return ring_link(s, &levels(s, &replicas).copy_group(&replicas));
+        return ring_link(s, &s.topology.levels(0).copy_group(&replicas));
     }
     ring_link(s, &replicas)
-}
-
-/// Levels of the first rank's replicas.
-fn levels(s: &Setup, replicas: &[usize]) -> Levels {
-    Levels::new(replicas.len(), s.topology.shard_size(), 0)
 }
 
 /// Link of a rank to the next in a ring of replicas.

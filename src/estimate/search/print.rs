@@ -292,6 +292,7 @@ fn extras(s: &Setup) -> Option<String> {
         t.sequence_parallel.then(|| "sequence parallel".to_string()),
         t.has_two_levels()
             .then(|| format!("shard groups of {}", t.shard_size())),
+        t.copies_states().then(|| "all states in each".to_string()),
         (t.chunks > 1).then(|| format!("{} chunks", t.chunks)),
         (t.layer_split != LayerSplit::Uniform)
             .then(|| layer_split_name(&t.layer_split).replace('_', " ")),
@@ -363,6 +364,9 @@ pub fn sets(m: &Manifest, s: &Setup) -> Vec<String> {
             sets.push(format!("topology.shard={}", t.shard_size()));
         } else if m.topology.shard != Shard::All {
             sets.push("topology.shard=all".to_string());
+        }
+        if t.states != m.topology.states {
+            sets.push(format!("topology.states={}", t.states.name()));
         }
         if t.compression != m.topology.compression {
             sets.push("topology.compression=powersgd".to_string());

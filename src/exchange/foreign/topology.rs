@@ -61,6 +61,12 @@ pub fn set_replicas(settings: &mut Settings, args: &Arguments) -> anyhow::Result
     let instances = args.optional_count(shard)?.unwrap_or(1);
     if instances > 1 && data > instances && data.is_multiple_of(instances) {
         settings.set(shard, data / instances, args.name(shard));
+        let divides_states = args
+            .get("topology.states")
+            .is_some_and(|value| value.str().is_ok_and(|word| word == "optim"));
+        if settings.get("topology.zero").is_some() && !divides_states {
+            settings.set("topology.states", "shard", args.name(shard));
+        }
     }
     Ok(())
 }

@@ -12,6 +12,8 @@ use std::collections::BTreeMap;
 const LOSS_SCALE: &str = "fp16.loss_scale";
 /// Set by `offload`.
 const OFFLOAD: &str = "topology.offload.what";
+/// Read by `trainer`. DeepSpeed counts the ranks of a shard group, Megatron the groups.
+const SHARD: &str = "topology.shard";
 /// Exponent of the first dynamic scale.
 const POWER: &str = "fp16.initial_scale_power";
 
@@ -134,7 +136,7 @@ pub fn arguments(flat: &BTreeMap<String, Json>, program: Program) -> Vec<Given> 
             continue;
         }
         let setting = match row(name).map(|row| row.meaning) {
-            Some(Meaning::Setting { key: OFFLOAD, .. }) => continue,
+            Some(Meaning::Setting { key: OFFLOAD | SHARD, .. }) => continue,
             Some(Meaning::Setting { key, value: Some(value) }) => format!("{key}: {value}"),
             Some(Meaning::Setting { key, value: None }) => key.to_string(),
             _ => continue,

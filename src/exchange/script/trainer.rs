@@ -1,13 +1,14 @@
 //! Arguments of Hugging Face's Trainer as settings.
 
 use super::{Read, Script, deepspeed, missing_variable};
-use crate::foreign::{Format, RunDescription, number};
+use crate::foreign::{Format, RunDescription, Settings, number};
 use crate::hf::read_config;
 use crate::source::training_arguments;
 use crate::torch::Tree;
 use base::Problems;
 use manifest::dialects::Dialect;
 use serde_json::{Map, Value as Json, json};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Values of arguments that are not given, as the Trainer has them.
@@ -35,6 +36,47 @@ const ADAMW: [&str; 4] = [
     "optimizer.adamw.eps",
     "optimizer.adamw.weight_decay",
 ];
+
+/// Words of FSDP's strategy, if FSDP is on.
+fn fsdp(values: &Map<String, Json>) -> Option<&str> {
+    let value = values.get("fsdp")?;
+    let is_off = *value == json!(false) || *value == json!("");
+    (!is_off).then(|| value.as_str().unwrap_or_default())
+}
+
+/// ZeRO level of FSDP's strategies.
+fn fsdp_level(strategy: &str) -> u64 {
+    let has = |word| strategy.split([' ', ',']).any(|found| found == word);
+    match () {
+        () if has("no_shard") => 0,
+        () if has("shard_grad_op") || has("hybrid_shard_zero2") => 2,
+        () => 3,
+    }
+}
+
+/// Sets shard groups. Their copies have equal states in MiCS and hybrid sharding; ZeRO++ keeps a second
+/// division of the weights and divides states among all ranks.
+fn set_shard_groups(
+    settings: &mut Settings,
+    deepspeed: &BTreeMap<String, Json>,
+    values: &Map<String, Json>,
+    replicas: u64,
+) {
+    let [shard, states] = ["topology.shard", "topology.states"];
+    for name in Dialect::HuggingFace.names(shard) {
+        let ranks = deepspeed.get(name).and_then(Json::as_u64).unwrap_or(1);
+        if ranks > 1 && ranks < replicas && replicas.is_multiple_of(ranks) {
+            settings.set(shard, ranks, name);
+            if name.contains("mics") {
+                settings.set(states, "shard", name);
+            }
+        }
+    }
+    if fsdp(values).is_some_and(|strategy| strategy.contains("hybrid_shard")) {
+        settings.set(shard, "node", "fsdp: hybrid_shard");
+        settings.set(states, "shard", "fsdp: hybrid_shard");
+    }
+}
 
 /// Settings of a script.
 pub fn settings(script: &Script) -> anyhow::Result<Read> {
@@ -78,29 +120,19 @@ pub fn settings(script: &Script) -> anyhow::Result<Read> {
     let stage = ["zero_optimization.stage", "stage"]
         .into_iter()
         .find_map(|name| values.get(name));
-    let zero = match (stage.and_then(Json::as_u64), values.contains_key("fsdp")) {
+    let fsdp = fsdp(&values);
+    let zero = match (stage.and_then(Json::as_u64), fsdp) {
         (Some(stage), _) => Some((stage, "zero_optimization.stage")),
-        (None, true) => Some((3, "fsdp")),
-        (None, false) => None,
+        (None, Some(strategy)) => Some((fsdp_level(strategy), "fsdp")),
+        (None, None) => None,
     };
     if let Some((stage, from)) = zero.filter(|(stage, _)| *stage > 0)
         && replicas.unwrap_or(1) > 1
     {
         settings.set("topology.zero", stage, from);
     }
-    let name = Dialect::HuggingFace.name("topology.shard");
-    if let Some(ranks) = values.get(name).and_then(Json::as_u64) {
-        let replicas = replicas.unwrap_or(1) as u64;
-        if ranks > 1 && ranks < replicas && replicas.is_multiple_of(ranks) {
-            settings.set("topology.shard", ranks, name);
-        }
-    }
-    if values
-        .get("fsdp")
-        .and_then(Json::as_str)
-        .is_some_and(|fsdp| fsdp.contains("hybrid_shard"))
-    {
-        settings.set("topology.shard", "node", "fsdp: hybrid_shard");
+    if zero.is_some_and(|(stage, _)| stage > 0) {
+        set_shard_groups(settings, &read.json, &values, replicas.unwrap_or(1) as u64);
     }
     if let Some((what, from)) = deepspeed::offload(&read.json) {
         settings.set("topology.offload.what", what, from);

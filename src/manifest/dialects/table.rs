@@ -231,9 +231,12 @@ pub const ROWS: &[Row] = &[
     value("topology.zero", "3").megatron("use_megatron_fsdp use_torch_fsdp2 use_custom_fsdp").hf("fsdp"),
     key("topology.zero").megatron("zero_stage").hf("zero_optimization.stage").llmc("-z; 0 or 1")
         .short("zero"),
-    key("topology.shard").megatron("num_distributed_optimizer_instances; topology.data / instances")
-        .hf("zero_optimization.zero_hpz_partition_size; FSDP's `hybrid_shard`: `node`")
-        .titan("parallelism.data_parallel_shard_degree; sharded: `zero: 3`"),
+    key("topology.shard")
+        .megatron("num_distributed_optimizer_instances; topology.data / instances, with `states: shard`")
+        .hf("zero_optimization.zero_hpz_partition_size zero_optimization.mics_shard_size; \
+             FSDP's `hybrid_shard`: `node`; the last two with `states: shard`")
+        .titan("parallelism.data_parallel_shard_degree; sharded: `zero: 3`, `states: shard`"),
+    key("topology.states").megatron("outer_dp_sharding_strategy; `no_shard`: `shard`, `optim`: `all`"),
     key("topology.schedule").titan("parallelism.pipeline_parallel_schedule"),
     key("topology.chunks")
         .megatron("virtual_pipeline_model_parallel_size num_virtual_stages_per_pipeline_rank"),
@@ -341,7 +344,7 @@ pub const ROWS: &[Row] = &[
                    grad_reduce_in_fp32 reduce_scatter_with_fp32_accumulation \
                    ddp_reduce_scatter_with_fp32_accumulation data_parallel_sharding_strategy fsdp_* \
                    torch_fsdp2_* megatron_fsdp_* suggested_communication_unit_size \
-                   outer_dp_sharding_strategy zero_allgather_bucket_size zero_reduce_bucket_size \
+                   zero_allgather_bucket_size zero_reduce_bucket_size \
                    zero_contigious_gradients zero_reduce_scatter remote_device use_pin_memory pin_cpu_* \
                    enable_zbh1_*")
         .hf("zero_optimization.* communication_data_type ddp_bucket_cap_mb")

@@ -12,7 +12,8 @@ use estimate::mixture::published::{self, Published};
 use estimate::setup::{Moments, Numbers, Offload, Program, Setup};
 use estimate::trainers::{self, Trainer};
 use manifest::{
-    Dropout, Family, LayerSplit, Model, RankOrder, Recompute, Schedule, Shard, Sizes, Topology,
+    Dropout, Family, LayerSplit, Model, RankOrder, Recompute, Schedule, Shard, Sizes,
+    StateReplicas, Topology,
 };
 use std::sync::LazyLock;
 
@@ -417,6 +418,7 @@ fn topology(f: &Fields, trainer: &Trainer) -> Result<Topology, String> {
         pipeline,
         data: f.count("dp")?,
         shard: Shard::All,
+        states: StateReplicas::All,
         zero: f.text("zero_stage").parse().unwrap_or(trainer.zero[0]),
         sequence_parallel: trainer.sequence && tensor > 1,
         overlap_p2p: false,

@@ -8,7 +8,6 @@ use data::Datasets;
 use engine::{Engine, lr};
 use manifest::{Manifest, Topology};
 use plan::grid::{GRADIENT_AXES, SHARES};
-use plan::levels::Levels;
 use std::collections::BTreeMap;
 
 /// Epochs of a dataset above which more of them teach nothing (Muennighoff et al. 2023).
@@ -198,6 +197,9 @@ fn placement(process: &Process, rank: &Rank, places: &[(String, Option<usize>)])
         let shard = topology.shard_size();
         text += &format!(" in {} shard groups of {shard}", topology.data / shard);
     }
+    if topology.copies_states() {
+        text += ", each with all states";
+    }
     let mut ranks: BTreeMap<usize, Vec<String>> = BTreeMap::new();
     for (number, node) in nodes.iter().enumerate() {
         let first = nodes
@@ -249,7 +251,7 @@ fn split_shard_group(topology: &Topology, nodes: &[&str]) -> Option<String> {
     }
     let grid = topology.grid();
     let replicas = grid.group(grid.first(), GRADIENT_AXES);
-    let group = Levels::new(replicas.len(), topology.shard_size(), 0).shard_group(&replicas);
+    let group = topology.levels(0).shard_group(&replicas);
     let on_first = nodes.iter().filter(|node| **node == nodes[0]).count();
     let is_split = group.iter().any(|rank| nodes[*rank] != nodes[group[0]]);
     (is_split && group.len() * topology.tensor <= on_first).then(|| {

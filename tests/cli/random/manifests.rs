@@ -31,6 +31,8 @@ const SETTINGS: &[Row] = &[
     ("data.inter_document_masking", &["true"]),
     ("data.add_extra_token_to_sequence", &["false"]),
     ("data.drop_last_partial_validation_sequence", &["false"]),
+    ("topology", &["{data: 4, shard: 2}", "{data: 4, shard: 2, zero: 2}", "{data: 4, shard: node, zero: 3}",
+        "{data: 4, shard: 2, zero: 1, states: shard}", "{data: 4, shard: 2, zero: 3, states: shard}"]),
     ("topology.tensor", &["1", "2"]),
     ("topology.pipeline", &["1", "2"]),
     ("topology.data", &["1", "2"]),

@@ -55,6 +55,7 @@ fn slurm_starts_ends_and_requeues_runs() {
         });
         eight_tasks_equal_one_rank(&cluster, &Lab::new());
         tasks_with_gpus_equal_one_rank(&cluster, &Lab::new());
+        the_tasks_of_a_node_are_a_shard_group(&cluster);
         as_many_tasks_as_fit_on_each_node(&cluster);
         a_killed_task_ends_all(&cluster);
         a_stopped_task_is_named(&cluster);
@@ -433,6 +434,22 @@ fn bench_names_the_node_that_sends_slowly(cluster: &Cluster) {
     let texts: Vec<_> = found.slow.iter().map(|slow| &slow.text).collect();
     assert!(code == Some(5) && named, "{code:?}: {texts:?}");
     assert!(sick_nodes::hosts_to_exclude(&lab.path("runs/a"), false).contains(&"n3".to_string()));
+}
+
+/// Two tasks on each of two nodes.
+fn the_tasks_of_a_node_are_a_shard_group(cluster: &Cluster) {
+    let lab = Lab::new();
+    let levels = ["topology={data: 4, zero: 3, shard: node, states: shard}", "batch.micro=1"];
+    let number = ["topology.shard=2", "log.folder=runs/number"];
+    lab.run(&[&levels[..], &number].concat()).well();
+    let job = Job::new(cluster, &lab, "runs/a", &[&levels]);
+    let tasks = ["-N", "2", "-n", "4", "--ntasks-per-node=2"];
+    let output = job.srun_as(&tasks).output().unwrap();
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(out.contains("in 2 shard groups of 2, each with all states"), "{out}");
+    assert!(out.contains("n2: 2 TP0 PP0 DP2 · 3 TP0 PP0 DP3"), "{out}");
+    assert_eq!(lab.losses("runs/a"), lab.losses("runs/number"));
 }
 
 /// Three on one node, one on the other.

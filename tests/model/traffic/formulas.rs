@@ -25,6 +25,8 @@ pub struct Step {
     pub data: usize,
     /// Replicas of a shard group.
     pub shard: usize,
+    /// Whether every copy has all optimizer states.
+    pub equal_states: bool,
     /// Sequence parallelism.
     pub sequence: bool,
     /// ZeRO stage.
@@ -181,7 +183,8 @@ fn is_compressed(step: &Step) -> bool {
 /// ZeRO, a reduce-scatter and an all-gather of the updated weights, which may be narrower.
 /// Compressed gradients are all-reduced at every ZeRO level, because every replica needs all of
 /// them. With two levels, a shard group does so, and the copies once per step for their shard; without
-/// ZeRO the all-reduce is a reduce-scatter and an all-gather in the group, around that of the copies.
+/// ZeRO the all-reduce is a reduce-scatter and an all-gather in the group, around that of the copies. Copies
+/// with equal states all-reduce the gradients of their shard and gather no weights (Zhao et al. 2023).
 fn replicas(step: &Step, blocks: usize) -> [f64; 3] {
     let ranks = step.shard;
     let copies = step.data / step.shard;
@@ -207,6 +210,7 @@ fn replicas(step: &Step, blocks: usize) -> [f64; 3] {
         let [grads, weights] = [bucket.grads, bucket.weights].map(|bytes| bytes / ranks as f64);
         match step.zero {
             0 => all_reduce(copies, grads),
+            _ if step.equal_states => all_reduce(copies, grads),
             _ => reduce_scatter(copies, grads) + all_gather(copies, weights),
         }
     };

@@ -155,6 +155,15 @@ fn traffic_at_two_levels_is_by_formula() {
     let piped = ["topology.data=4", "topology.shard=2", "topology.pipeline=2"];
     check(&piped);
     check(&[&piped[..], &["topology.zero=2", "model.tied_head=false"]].concat());
+    for zero in ["1", "2", "3"] {
+        let zero = format!("topology.zero={zero}");
+        for sets in [
+            &["topology.data=4", "topology.shard=2", "optimizer=adafactor"][..],
+            &["topology.data=8", "topology.shard=2", "precision=bf16"],
+        ] {
+            check(&[sets, &[&zero, "topology.states=shard"]].concat());
+        }
+    }
 }
 
 /// Maxima of quantized operands that ranks share.

@@ -5,7 +5,7 @@ use super::formulas::{self, Kind, Step, Sums, Volume};
 use gptrain::base::{DType, div_exact};
 use gptrain::device::Dry;
 use gptrain::engine::{Engine, Groups, model_dtype};
-use gptrain::manifest::{Manifest, OffloadWhat, Optimizer, Precision, Recompute};
+use gptrain::manifest::{Manifest, OffloadWhat, Optimizer, Precision, Recompute, StateReplicas};
 use gptrain::model::{Bucket, Layout, Module, Param, TpSplit};
 use gptrain::plan::schedule::PipelineRank;
 
@@ -25,6 +25,7 @@ pub fn volume(groups: &Groups, m: &Manifest, global: usize) -> Volume {
         pipeline: pp.ranks,
         data: groups.grad_sum.size(),
         shard: groups.shard().size(),
+        equal_states: m.topology.states == StateReplicas::Shard,
         sequence: m.topology.sequence_parallel,
         zero: m.topology.zero,
         micros: div_exact(global, m.batch.micro * groups.replicas()),

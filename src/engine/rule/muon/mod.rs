@@ -12,7 +12,7 @@
 //!
 //! 1. every rank updates the momentum of its part, which gives its part of the direction;
 //! 2. under ZeRO the parts are sent to the ranks of the owner's replica, then from there to the
-//!    owner;
+//!    owner; of copies with equal states, those of the owner's copy are sent;
 //! 3. the owner splits fused matrices, orthogonalises each, and joins them again;
 //! 4. the steps return the same way: without ZeRO to all replicas, which have the whole weight.
 //!
@@ -261,8 +261,8 @@ fn part_of_replica(at: &Place, param: &Param, replica: usize) -> Range<usize> {
     if !at.sharded {
         return 0..param.numel();
     }
-    let piece = at.groups.levels.for_replica(replica).piece();
-    let shard = at.layout.buckets[param.bucket].shard(at.layout.shard.dp, piece);
+    let levels = at.groups.levels.for_replica(replica);
+    let shard = at.layout.buckets[param.bucket].shard(levels.pieces(), levels.piece());
     let inside = |element: usize| element.clamp(param.offset, param.range().end) - param.offset;
     inside(shard.start)..inside(shard.end)
 }
@@ -291,11 +291,19 @@ impl MatrixBuffers {
     /// it.
     fn parts(&self, at: &Place, job: &Job, direction: Direction) -> Vec<Message> {
         let replicas = &at.groups.grad_sum;
+        let levels = at.groups.levels;
+        let takes_part = |replica: &usize| {
+            let same_states = levels.for_replica(*replica).states_copy() == levels.states_copy();
+            *replica != replicas.rank() && (direction == Direction::FromOwner || same_states)
+        };
         let mut messages = Vec::new();
         match self.share {
-            None => messages.push(direction.with_owner(job.owner.data, self.own)),
+            None if takes_part(&job.owner.data) => {
+                messages.push(direction.with_owner(job.owner.data, self.own));
+            }
+            None => {}
             Some(share) => {
-                for replica in (0..replicas.size()).filter(|replica| *replica != replicas.rank()) {
+                for replica in (0..replicas.size()).filter(takes_part) {
                     let part = part_of_replica(at, job.param, replica);
                     let x = share.span(part.start, part.len());
                     messages.push(direction.with_other(replica, x));
@@ -323,7 +331,7 @@ impl MatrixBuffers {
 }
 
 /// Direction of messages between an owner and the other ranks.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Direction {
     ToOwner,
     FromOwner,

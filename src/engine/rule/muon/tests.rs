@@ -133,6 +133,7 @@ fn every_grid_makes_the_steps_of_one_rank_to_the_last_bit() {
             "{tensor: 2, data: 3, zero: 2}",
             "{data: 4, zero: 1, shard: 2}",
             "{tensor: 2, data: 4, zero: 3, shard: 2}",
+            "{tensor: 2, data: 4, zero: 2, shard: 2, states: shard}",
             "{tensor: 2, pipeline: 2, data: 2, zero: 1}",
         ] {
             let topology = format!("topology={topology}");

@@ -74,6 +74,14 @@ fn arguments_say_how_the_work_is_divided() {
     let fsdp = "use_megatron_fsdp=True use_distributed_optimizer=True data_parallel_size=2";
     assert_eq!(rows(fsdp, [2, 1]), format!("{grid} topology.data=2 topology.zero=3"));
     assert!(rows(fsdp, [2, 2]).ends_with("topology.data=2 topology.zero=1"));
+    let instances = "num_distributed_optimizer_instances=2 data_parallel_size=8";
+    let whole = rows(instances, [1, 1]);
+    assert!(whole.ends_with("topology.data=8 topology.shard=4"), "states are not divided: {whole}");
+    let divided = rows(&format!("use_distributed_optimizer=True {instances}"), [1, 1]);
+    let levels = "topology.data=8 topology.zero=1 topology.shard=4 topology.states=shard";
+    assert!(divided.ends_with(levels), "{divided}");
+    let outer = format!("use_megatron_fsdp=True {instances} outer_dp_sharding_strategy=optim");
+    assert!(rows(&outer, [1, 1]).ends_with("topology.zero=3 topology.shard=4"), "all replicas");
 }
 
 #[test]
