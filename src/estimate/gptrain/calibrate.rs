@@ -5,7 +5,7 @@
 
 use super::local_cpu::uncertainty_on_busy;
 use super::prices::Prices;
-use super::{drift, dry_run};
+use super::{drift, dry_run, stage_times};
 use crate::hardware::{HOST_SHARE, Hardware, Link, Links, Shares};
 use crate::logs::Log;
 use crate::measured::{GroupSpeed, LATENCY_BYTES, Measured};
@@ -137,7 +137,7 @@ pub fn slowdown(
     let mut ratio = |(batch, seconds): &(usize, f64)| {
         seconds
             / *planned.entry(*batch).or_insert_with(|| {
-                dry_run::seconds(&stages, &Setup { global: *batch, ..setup.clone() })
+                stage_times::seconds(&stages, &Setup { global: *batch, ..setup.clone() })
             })
     };
     let ratios: Vec<f64> = log.steps.iter().map(&mut ratio).collect();
@@ -283,6 +283,7 @@ fn ring(found: &Measured) -> Option<(Link, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gptrain::stage_times::StageTimes;
     use crate::hardware;
     use crate::logs;
     use crate::measured::RankSpeeds;
@@ -406,7 +407,7 @@ train: {samples: 800}
         let m = planned(&["topology={tensor: 2, data: 2}"]);
         let learned = learn(&measured(), "bench.json", &m, setup(&m)).unwrap();
         let stages = dry_run::stages(&m);
-        let parts = dry_run::parts(&stages, &learned);
+        let parts = StageTimes::new(&stages, &learned).parts(learned.micros());
         let part = |name: &str| parts.iter().find(|(part, _)| *part == name).unwrap().1;
         let work = &stages[0].work;
         let micros = 8.0;
@@ -458,7 +459,7 @@ train: {samples: 800}
         let m = planned(&["topology={tensor: 2, data: 2}"]);
         let stages = dry_run::stages(&m);
         let base = setup(&m);
-        let half = 2.0 * dry_run::seconds(&stages, &base);
+        let half = 2.0 * stage_times::seconds(&stages, &base);
         let line = |step: usize, sec: f64| {
             format!("{{\"step\":{step},\"global_batch\":32,\"sec\":{sec},\"lm_loss\":null}}\n")
         };
@@ -474,7 +475,7 @@ train: {samples: 800}
         let log = logs::read(&text, "metrics.jsonl", &base).unwrap();
         assert_eq!((log.steps.len(), log.outliers.len()), (3, 1), "the first step warms up");
         let (learned, said) = slowdown(&log, "metrics.jsonl", &m, base).unwrap();
-        near(dry_run::seconds(&stages, &learned), half);
+        near(stage_times::seconds(&stages, &learned), half);
         assert!(said.contains("learned from 3 steps: they took 2.00 times"), "{said}");
         assert!(dry_run::error(learned.hardware, 1) <= 0.1);
     }
