@@ -3,8 +3,9 @@
 use super::days::{Days, plan_run};
 use super::faults::Faults;
 use super::gptrain::dry_run::{self, MemoryLimits};
-use super::gptrain::prices::{Prices, TRAFFIC};
+use super::gptrain::prices::TRAFFIC;
 use super::gptrain::shape_stages::ShapeStages;
+use super::gptrain::stage_times::StageTimes;
 use super::hardware::Hardware;
 use super::setup::Setup;
 use super::verdict::MemoryFit;
@@ -278,9 +279,7 @@ pub fn for_gptrain(m: &Manifest, setup: Setup, terms: Terms) -> View {
     let ranks = setup.hardware.per_node.min(setup.ranks());
     let on_host = dry_run::host_peak(&counted).0 as f64 * ranks as f64;
     let around = setup.hardware.context_mib * 1048576.0;
-    let parts = dry_run::parts(&counted, &setup);
-    let seconds = dry_run::seconds(&counted, &setup);
-    let stage_seconds = dry_run::stage_seconds(&counted, &Prices::new(&setup));
+    let times = StageTimes::new(&counted, &setup);
     let mut shapes = ShapeStages::new(m, counted.clone());
     View {
         name: m.name.clone(),
@@ -301,9 +300,9 @@ pub fn for_gptrain(m: &Manifest, setup: Setup, terms: Terms) -> View {
             0.0,
             MemoryLimits::new(m, setup.hardware).device.0 as f64,
         ),
-        parts,
-        seconds,
-        stage_seconds,
+        parts: times.parts(setup.micros()),
+        seconds: times.seconds(setup.micros()),
+        stage_seconds: times.micro_seconds(),
         seconds_error: dry_run::error(setup.hardware, setup.ranks()),
         days: plan_run(&m.schedule(), terms.samples, &setup, &mut |s| shapes.seconds(s)),
         terms,

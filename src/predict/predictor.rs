@@ -17,8 +17,8 @@ use std::sync::{Arc, LazyLock, Mutex};
 /// Predictor fitted to measured runs.
 pub struct Predictor {
     constants: Constants,
-    time: Residuals,
-    memory: Residuals,
+    time: Arc<Residuals>,
+    memory: Arc<Residuals>,
     /// Whether the user measured runs with experts, and with context parallelism.
     measured: [bool; 2],
     /// Number of the user's own runs from which it learned time and memory.
@@ -66,34 +66,40 @@ impl Predictor {
 
     /// Predictor from the user's own runs and the shipped ones.
     pub fn calibrated(own: &[Row]) -> Predictor {
-        Predictor::new(fitted::shipped(), &rows::shipped(), &own.iter().collect::<Vec<_>>())
+        Predictor::shipped().with_own(&own.iter().collect::<Vec<_>>())
     }
 
     /// Fits the residuals of `rows` under the constants; `own` marks the user's rows.
     pub fn new(constants: &Constants, rows: &[&Row], own: &[&Row]) -> Predictor {
         let mut time = Residuals::new(features::TIME);
         let mut memory = Residuals::new(features::MEMORY);
-        let all = rows
-            .iter()
-            .map(|row| (row, false))
-            .chain(own.iter().map(|row| (row, true)));
-        for (row, own) in all {
-            if let Some((s, seconds)) = row.timing() {
-                let by_formula = cost::time(s, &constants.time);
-                let residual = (seconds / by_formula.total()).ln();
-                time.add(s.hardware, features::for_time(s, &by_formula, own), residual);
-            }
-            if let Some((s, gb)) = row.memory() {
-                let by_formula = cost::memory(s, &constants.memory);
-                let residual = (gb / by_formula.reserved()).ln();
-                memory.add(s.hardware, features::for_memory(s, &by_formula, own), residual);
-            }
-        }
-        let learned = (time.own, memory.own);
+        add_rows(constants, rows, false, [&mut time, &mut memory]);
+        let others = Predictor {
+            constants: constants.clone(),
+            time: Arc::new(time),
+            memory: Arc::new(memory),
+            measured: [false; 2],
+            learned: (0, 0),
+        };
+        if own.is_empty() { others } else { others.with_own(own) }
+    }
+
+    /// Learns from the user's rows too. This predictor has none yet.
+    pub fn with_own(&self, own: &[&Row]) -> Predictor {
+        let mut time = Residuals::after(&self.time);
+        let mut memory = Residuals::after(&self.memory);
+        add_rows(&self.constants, own, true, [&mut time, &mut memory]);
         let setups = || own.iter().filter_map(|row| row.setup.as_ref().ok());
-        let measured =
-            [setups().any(|s| s.mixture.is_some()), setups().any(|s| s.degrees.context > 1)];
-        Predictor { constants: constants.clone(), time, memory, measured, learned }
+        Predictor {
+            constants: self.constants.clone(),
+            learned: (time.own, memory.own),
+            time: Arc::new(time),
+            memory: Arc::new(memory),
+            measured: [
+                setups().any(|s| s.mixture.is_some()),
+                setups().any(|s| s.degrees.context > 1),
+            ],
+        }
     }
 
     pub fn constants(&self) -> &Constants {
@@ -175,6 +181,22 @@ impl Predictor {
     }
 }
 
+/// Adds residuals of time and memory of some rows; `own` marks the user's.
+fn add_rows(constants: &Constants, rows: &[&Row], own: bool, [time, memory]: [&mut Residuals; 2]) {
+    for row in rows {
+        if let Some((s, seconds)) = row.timing() {
+            let by_formula = cost::time(s, &constants.time);
+            let residual = (seconds / by_formula.total()).ln();
+            time.add(s.hardware, features::for_time(s, &by_formula, own), residual);
+        }
+        if let Some((s, gb)) = row.memory() {
+            let by_formula = cost::memory(s, &constants.memory);
+            let residual = (gb / by_formula.reserved()).ln();
+            memory.add(s.hardware, features::for_memory(s, &by_formula, own), residual);
+        }
+    }
+}
+
 /// The setup on the row whose machine it is with columns of its own: that one's correction applies, so
 /// that a changed column changes nothing else.
 fn measured_setup(s: &Setup) -> Setup {
@@ -191,6 +213,8 @@ type Cluster = (&'static str, &'static str);
 
 /// Residuals of measured runs under the formulas, as logarithms.
 struct Residuals {
+    /// Those without the user's own runs, if there are some.
+    before: Option<Arc<Residuals>>,
     kernel: Kernel,
     runs: Vec<(Features, f64)>,
     /// Number of the user's own runs.
@@ -212,12 +236,19 @@ struct Learned {
 impl Residuals {
     fn new(kernel: Kernel) -> Residuals {
         Residuals {
+            before: None,
             kernel,
             runs: Vec::new(),
             own: 0,
             own_machines: BTreeSet::new(),
             learned: Mutex::default(),
         }
+    }
+
+    /// The same runs, to which the user's own are added.
+    fn after(before: &Arc<Residuals>) -> Residuals {
+        let runs = before.runs.clone();
+        Residuals { before: Some(before.clone()), runs, ..Residuals::new(before.kernel) }
     }
 
     fn add(&mut self, hardware: &'static Hardware, point: Features, residual: f64) {
@@ -266,27 +297,32 @@ impl Residuals {
     fn learned_for(&self, cluster: Cluster) -> Arc<Learned> {
         let mut learned = self.learned.lock().expect("no panic while learning");
         Arc::clone(learned.entry(cluster).or_insert_with(|| {
-            let all = self.neighbours(cluster, &|_| true);
-            let before = (self.own > 0).then(|| self.neighbours(cluster, &|point| !point.own));
+            let all = self.neighbours(cluster);
+            let before = self.before.as_ref().filter(|_| self.own > 0);
+            let before = before.map(|before| {
+                let others = before.learned_for(cluster);
+                others.all.clone().with_programs(self.programs())
+            });
             let before = before.filter(|before| !self.contradict(before, cluster));
             Arc::new(Learned { all, before })
         }))
     }
 
-    /// From the runs of a program or a machine that `pick` takes.
-    fn neighbours(
-        &self,
-        (program, machine): Cluster,
-        pick: &dyn Fn(&Features) -> bool,
-    ) -> Neighbours {
+    /// Number of programs of all runs.
+    fn programs(&self) -> usize {
+        let programs: BTreeSet<&str> = self.runs.iter().map(|(point, _)| point.program).collect();
+        programs.len()
+    }
+
+    /// From the runs of a program or a machine.
+    fn neighbours(&self, (program, machine): Cluster) -> Neighbours {
         let (points, residuals): (Vec<Features>, Vec<f64>) = self
             .runs
             .iter()
-            .filter(|run| (run.0.program == program || run.0.machine == machine) && pick(&run.0))
+            .filter(|run| run.0.program == program || run.0.machine == machine)
             .cloned()
             .unzip();
-        let programs: BTreeSet<&str> = self.runs.iter().map(|(point, _)| point.program).collect();
-        Neighbours::new(self.kernel, points, &residuals).with_programs(programs.len())
+        Neighbours::new(self.kernel, points, &residuals).with_programs(self.programs())
     }
 
     /// Whether more than a fifth of one's own runs are outside the bars that they had before.

@@ -105,7 +105,7 @@ fn a_host_that_is_too_small_ends_with_4() {
 /// Every published run of the planner is predicted, with error bars.
 #[test]
 fn published_runs_are_scored() {
-    for table in ["vtrain_open", "public_open", "experts_open"] {
+    for table in ["vtrain_open", "public_open", "experts_open", "held_open"] {
         let scored = json(&format!("--score src/predict/data/{table}.csv"));
         for row in rows(&scored, "rows") {
             assert!(row["refused"].is_null(), "{table}: {row}");
@@ -495,8 +495,18 @@ fn the_selftest_tells_of_every_source() {
     }
     assert!(unseen("all, program of one other site/unseen/within_bar") >= 0.9);
     assert!(figure("/relations/count") > 10_000.0 && figure("/relations/broken") == 0.0);
+    let held = |name: &str, what: &str| figure(&format!("/held/{name}/{what}"));
+    assert_eq!(held("time, no own row", "rows"), 16.0);
+    assert_eq!(held("memory, all", "rows"), 10.0);
+    assert!(held("time, no own row", "mean") < 0.2 && held("memory, all", "mean") < 0.35);
+    for name in ["time, no own row", "time, after 2 own rows", "time, after 5 own rows"] {
+        assert!(held(name, "within_bar") >= 0.9, "{name}: {}", held(name, "within_bar"));
+    }
+    // Two rows of a cluster of which none was seen.
+    assert!(held("time, after 2 own rows", "mean") < 0.1);
+    assert!(held("time, after 2 own rows", "rows") >= 8.0);
     let goals = v["goals"].as_object().unwrap();
-    assert!(goals.len() == 7 && goals.values().all(|goal| goal["met"] == true), "{goals:?}");
+    assert!(goals.len() == 8 && goals.values().all(|goal| goal["met"] == true), "{goals:?}");
     assert!(unseen("vtrain/after_20/mean") < 0.1 && unseen("llm-foundry/after_20/mean") < 0.08);
 }
 

@@ -7,6 +7,7 @@ use gptrain::estimate::gptrain::advisor::{Advisor, Change};
 use gptrain::estimate::gptrain::compression::{self, CompressionGain};
 use gptrain::estimate::gptrain::dry_run::{self, MemoryLimits};
 use gptrain::estimate::gptrain::micro_sums;
+use gptrain::estimate::gptrain::stage_times;
 use gptrain::estimate::hardware::{Hardware, Link, Links};
 use gptrain::estimate::request::{Flags, Request};
 use gptrain::estimate::search::{self, Candidate};
@@ -129,7 +130,7 @@ fn compressed_gradients_are_billed_and_advised() {
     let links = Links { network, ..Links::default() };
     let hardware = Box::leak(Box::new(Hardware { links, ..with.setup.hardware.clone() }));
     let setup = Setup { hardware, ..with.setup.clone() };
-    let seconds = |sets| dry_run::seconds(&dry_run::stages(&read(sets).manifest), &setup);
+    let seconds = |sets| stage_times::seconds(&dry_run::stages(&read(sets).manifest), &setup);
     let (ours, plain) = (seconds(&[]), seconds(&["topology.compression=none"]));
     assert!(e.factors > 0.0 && e.break_even > 1.0, "{e:?}");
     near(ours, plain, 1e-6);

@@ -11,6 +11,7 @@ use base::output::{self, Existing};
 use base::{Bytes, Count, Problems};
 use device::Gpu;
 use estimate::gptrain::dry_run::{self, MemoryLimits};
+use estimate::gptrain::stage_times;
 use estimate::hardware::{self, CPU};
 use estimate::request::{self, Flags};
 use estimate::search::print;
@@ -227,7 +228,7 @@ impl Planner<'_> {
             micro_batch: Some(m.batch.micros().at(global)),
             global_batch: Some(global),
             planned_bytes: Some(bytes.0),
-            planned_sec: self.is_sure.then(|| dry_run::seconds(&stages, &setup)),
+            planned_sec: self.is_sure.then(|| stage_times::seconds(&stages, &setup)),
             notes: print::describe_rest(&setup),
             ..TunedRow::default()
         };

@@ -4,6 +4,7 @@
 
 use super::compression::CompressionGain;
 use super::dry_run::{self, MemoryLimits};
+use super::stage_times::{self, StageTimes};
 use crate::change::{ChangeKind, Proposal, propose_faster, propose_smaller, set_flags};
 use crate::search::{MOST_DEVICES, Planner, Search, print};
 use crate::setup::{Extras, Setup};
@@ -103,7 +104,7 @@ impl Advisor<'_> {
     /// Changes that are faster and fit, grouped by kind, fastest first. A change that is faster but does
     /// not fit is tried with 8-bit moments and with offloaded states. `stages` are those of the plan.
     pub fn speed_ups(&self, stages: &[dry_run::Stage]) -> Vec<Change> {
-        let now = dry_run::seconds(stages, self.setup);
+        let now = stage_times::seconds(stages, self.setup);
         let mut found = Vec::new();
         let mut too_large = Vec::new();
         for proposal in self
@@ -181,7 +182,7 @@ impl Advisor<'_> {
             sets,
             bytes: dry_run::peak(&stages).1,
             host: dry_run::host_peak(&stages),
-            seconds: tokens * dry_run::seconds(&stages, &setup),
+            seconds: tokens * stage_times::seconds(&stages, &setup),
             manifest: m,
             setup,
         })
@@ -189,12 +190,13 @@ impl Advisor<'_> {
 
     /// Larger steps, if sums of gradients take a large share of one.
     fn accumulate(&self, stages: &[dry_run::Stage]) -> Option<Proposal> {
-        let parts = dry_run::parts(stages, self.setup);
+        let times = StageTimes::new(stages, self.setup);
+        let parts = times.parts(self.setup.micros());
         let sums = parts
             .iter()
-            .find(|(name, _)| *name == dry_run::SUMS)
+            .find(|(name, _)| *name == stage_times::SUMS)
             .map_or(0.0, |part| part.1);
-        let large = sums >= SUMS * dry_run::seconds(stages, self.setup);
+        let large = sums >= SUMS * times.seconds(self.setup.micros());
         let old = self.setup.global;
         let new = TIMES * self.setup.global;
         let what = format!("global batch {old} → {new}: {TIMES} × the tokens a sum");

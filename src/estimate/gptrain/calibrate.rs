@@ -8,7 +8,7 @@ mod tests;
 
 use super::local_cpu::uncertainty_on_busy;
 use super::prices::Prices;
-use super::{drift, dry_run};
+use super::{drift, dry_run, stage_times};
 use crate::hardware::{HOST_SHARE, Hardware, Link, Links, Shares};
 use crate::logs::Log;
 use crate::measured::{COPY_GROUPS, GroupSpeed, LATENCY_BYTES, Measured};
@@ -140,7 +140,7 @@ pub fn slowdown(
     let mut ratio = |(batch, seconds): &(usize, f64)| {
         seconds
             / *planned.entry(*batch).or_insert_with(|| {
-                dry_run::seconds(&stages, &Setup { global: *batch, ..setup.clone() })
+                stage_times::seconds(&stages, &Setup { global: *batch, ..setup.clone() })
             })
     };
     let ratios: Vec<f64> = log.steps.iter().map(&mut ratio).collect();

@@ -2,6 +2,7 @@
 
 use super::dry_run;
 use super::prices::{self, Prices};
+use super::stage_times::StageTimes;
 use crate::setup::Setup;
 use base::Bytes;
 use manifest::{Manifest, Topology};
@@ -37,7 +38,9 @@ impl CompressionGain {
                 .fold(0.0, f64::max)
         };
         let part = |stages: &[dry_run::Stage], name| -> f64 {
-            let parts = dry_run::parts(stages, setup).into_iter();
+            let parts = StageTimes::new(stages, setup)
+                .parts(setup.micros())
+                .into_iter();
             parts
                 .filter(|(part, _)| *part == name)
                 .map(|(_, seconds)| seconds)
@@ -69,8 +72,8 @@ fn break_even(plain: &[dry_run::Stage], compressed: &[dry_run::Stage], s: &Setup
     const HALVINGS: usize = 40;
     let pays = |times: f64| {
         let prices = Prices::new(s).with_sums(times);
-        let [plain, ours] =
-            [plain, compressed].map(|stages| dry_run::seconds_with_prices(stages, s, &prices));
+        let [plain, ours] = [plain, compressed]
+            .map(|stages| StageTimes::with_prices(stages, s, &prices).seconds(s.micros()));
         ours < plain
     };
     let mut low = -20.0;

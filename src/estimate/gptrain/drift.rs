@@ -1,8 +1,9 @@
 //! Comparison of predicted and actual memory and time, after a run's first steps.
 
 use super::dry_run::{self, Stage};
-use super::prices::{self, Prices};
+use super::prices;
 use super::shape_stages::with_shape;
+use super::stage_times::{self, StageTimes};
 use crate::hardware::{self, CPU, Hardware};
 use crate::parts::{Part, PartSeconds, PartTable};
 use crate::setup::{Program, Setup};
@@ -51,7 +52,7 @@ pub fn compare(
     let grows = m.batch.length_ramp_up.is_some() || !m.batch.micro_stages.is_empty();
     let stages = if grows { dry_run::stages(&shaped) } else { all_shapes };
     let setup = Setup::new(&shaped, Program::Gptrain, hw);
-    let planned = dry_run::seconds(&stages, &setup);
+    let planned = stage_times::seconds(&stages, &setup);
     let memory = if memory_plan == reserved {
         format!("as planned: {reserved}")
     } else {
@@ -81,9 +82,9 @@ pub fn compare(
 
 /// Planned seconds of each part, on the first rank of a stage.
 pub fn by_part(stages: &[Stage], s: &Setup, stage: usize) -> PartSeconds {
-    let prices = Prices::new(s);
+    let times = StageTimes::new(stages, s);
     let mut parts = [0.0; Part::COUNT];
-    for (name, seconds) in dry_run::stage_parts(stages, s, &prices, stage) {
+    for (name, seconds) in times.stage_parts(s.micros(), stage) {
         let part = match name {
             "matrix products" => Part::Products,
             "attention" => Part::Attention,
@@ -91,18 +92,13 @@ pub fn by_part(stages: &[Stage], s: &Setup, stage: usize) -> PartSeconds {
             "head and loss" => Part::Head,
             "tensor parallel" => Part::Tensor,
             "pipeline sends" | "pipeline bubble" => Part::Pipeline,
-            prices::REPLICA_MESSAGES | dry_run::SUMS => Part::Data,
-            dry_run::OVERLAPPED => continue,
+            prices::REPLICA_MESSAGES | stage_times::SUMS => Part::Data,
+            stage_times::OVERLAPPED => continue,
             _ => Part::Optimizer,
         };
         parts[part as usize] += seconds;
     }
-    for (row, hidden) in stages[stage]
-        .work
-        .overlap_by_row(&prices, s.micros())
-        .iter()
-        .enumerate()
-    {
+    for (row, hidden) in times.overlap_by_row(s.micros(), stage).iter().enumerate() {
         parts[Part::from_traffic(row) as usize] -= hidden;
     }
     parts

@@ -2,7 +2,7 @@
 //! the allocator's own plan, so it is what `run` reserves, byte for byte.
 
 use super::overlap::{self, Overlap};
-use super::prices::{self, Prices, TRAFFIC};
+use super::prices::{Prices, TRAFFIC};
 use crate::hardware::{HOST_SHARE, Hardware, UNMEASURED};
 use crate::setup::Setup;
 use base::Bytes;
@@ -49,13 +49,9 @@ impl Work {
         twice.subtract(&few).times(1.0 / self.micros).messages
     }
 
-    /// Seconds of a micro-batch's messages between replicas, and of the part that computation hides.
-    pub(super) fn replica_messages(&self, prices: &Prices) -> (f64, f64) {
-        let sent = self.micro.seconds(prices).into_iter();
-        let sent = sent.filter(|(purpose, _)| *purpose == prices::REPLICA_MESSAGES);
-        let [hidden, _] = self.overlap(prices);
-        let hidden = prices::REPLICAS.map(|row| hidden.rows[row]);
-        (sent.map(|(_, seconds)| seconds).sum(), hidden.iter().sum())
+    /// Whether both are one count, of stages that are alike.
+    pub(super) fn is_copy_of(&self, other: &Work) -> bool {
+        Arc::ptr_eq(&self.steps[0], &other.steps[0])
     }
 }
 
@@ -95,7 +91,7 @@ impl Workload {
     }
 
     /// One after the other, by purpose.
-    fn seconds(&self, prices: &Prices) -> Vec<(&'static str, f64)> {
+    pub(super) fn seconds(&self, prices: &Prices) -> Vec<(&'static str, f64)> {
         prices.by_purpose(&self.ops, &self.messages)
     }
 
@@ -111,7 +107,7 @@ impl Workload {
 impl Work {
     /// Seconds of collectives and messages that overlap computation: a micro-batch's, and once a
     /// step.
-    fn overlap(&self, prices: &Prices) -> [Overlap; 2] {
+    pub(super) fn overlap(&self, prices: &Prices) -> [Overlap; 2] {
         // A processor's collectives take it from its ops.
         if !prices.overlaps() {
             return [Overlap::default(); 2];
@@ -135,14 +131,6 @@ impl Work {
         let rows: [[f64; 2]; TRAFFIC.len()] =
             std::array::from_fn(|row| part(&|hidden| hidden.rows[row]));
         [0, 1].map(|i| Overlap { all: all[i], messages: messages[i], rows: rows.map(|row| row[i]) })
-    }
-}
-
-impl Work {
-    /// Seconds of messages that overlap computation in a step of so many micro-batches, by rows of `TRAFFIC`.
-    pub fn overlap_by_row(&self, prices: &Prices, micros: usize) -> [f64; TRAFFIC.len()] {
-        let [micro, once] = self.overlap(prices).map(|hidden| hidden.rows);
-        std::array::from_fn(|row| micros as f64 * micro[row] + once[row])
     }
 }
 
@@ -394,94 +382,6 @@ fn groups(m: &Manifest, stage: usize, journal: &Rc<Journal>) -> Groups {
             size => Box::new(dry::Dry::new(name, at, size, journal)),
         }
     })
-}
-
-/// Seconds of a micro-batch's forward and backward on each stage.
-pub fn stage_seconds(stages: &[Stage], prices: &Prices) -> Vec<f64> {
-    let seconds = |work: &Work| total(&work.micro.seconds(prices)) - work.overlap(prices)[0].all;
-    stages.iter().map(|stage| seconds(&stage.work)).collect()
-}
-
-/// The part of a step in which replicas sum up gradients and gather weights.
-pub const SUMS: &str = "once a step: sums";
-
-/// Time of messages that is hidden behind computation, as a negative number.
-pub const OVERLAPPED: &str = "overlapped";
-
-/// Seconds of an iteration of the setup's batch, by purpose, on the slowest stage. Chunks of layers
-/// shorten the pipeline's bubble (Narayanan et al. 2021). While the pipe fills and drains, messages
-/// hide behind nothing: that takes as long as those of one micro-batch through all stages and back
-/// (`plan::timeline`'s tests), each of which two ranks count.
-pub fn parts(stages: &[Stage], s: &Setup) -> Vec<(&'static str, f64)> {
-    parts_with_prices(stages, s, &Prices::new(s))
-}
-
-/// The same with other links than the setup's.
-fn parts_with_prices(stages: &[Stage], s: &Setup, prices: &Prices) -> Vec<(&'static str, f64)> {
-    stage_parts(stages, s, prices, slowest(&stage_seconds(stages, prices)))
-}
-
-fn slowest(each: &[f64]) -> usize {
-    (0..each.len())
-        .max_by(|a, b| each[*a].total_cmp(&each[*b]))
-        .expect("a pipeline has a stage")
-}
-
-/// Seconds of an iteration by purpose, as one stage spends them: it waits for slower ones.
-pub fn stage_parts(
-    stages: &[Stage],
-    s: &Setup,
-    prices: &Prices,
-    stage: usize,
-) -> Vec<(&'static str, f64)> {
-    let micros = s.micros() as f64;
-    let each = stage_seconds(stages, prices);
-    let slowest = slowest(&each);
-    let chunks = s.topology.chunks as f64;
-    let bare = stages
-        .iter()
-        .map(|stage| stage.work.overlap(prices)[0].messages)
-        .sum::<f64>()
-        / 2.0;
-    let bubble = (each.iter().sum::<f64>() - each[slowest]) / chunks + bare;
-    let work = &stages[stage].work;
-    let bubble = bubble + (each[slowest] - each[stage]) * micros;
-    let mut parts: Vec<(&'static str, f64)> = work
-        .micro
-        .seconds(prices)
-        .iter()
-        .map(|(name, t)| (*name, t * micros))
-        .collect();
-    let step = work.step.seconds(&prices.once());
-    let sums = step
-        .iter()
-        .filter(|(name, _)| *name == prices::REPLICA_MESSAGES)
-        .map(|part| part.1)
-        .sum();
-    parts.push(("pipeline bubble", bubble));
-    parts.push((SUMS, sums));
-    parts.push(("once a step: optimizer", total(&step) - sums));
-    let [micro, once] = work.overlap(prices);
-    parts.push((OVERLAPPED, 0.0 - (micros * micro.all + once.all)));
-    let host = host_seconds(&work.step.host, s);
-    parts.extend((host > 0.0).then_some(("once a step: host", host)));
-    let copies = host_seconds(&work.micro.host, s) - each[stage];
-    parts.extend((copies > 0.0).then_some(("waiting for copies", copies * micros)));
-    parts
-}
-
-/// Seconds of an iteration.
-pub fn seconds(stages: &[Stage], s: &Setup) -> f64 {
-    seconds_with_prices(stages, s, &Prices::new(s))
-}
-
-/// The same with other links than the setup's.
-pub fn seconds_with_prices(stages: &[Stage], s: &Setup, prices: &Prices) -> f64 {
-    total(&parts_with_prices(stages, s, prices))
-}
-
-fn total(parts: &[(&'static str, f64)]) -> f64 {
-    parts.iter().map(|(_, seconds)| seconds).sum()
 }
 
 /// Seconds of the host's work in a step. Its passes over memory, which a node's ranks share, run beside

@@ -3,7 +3,7 @@
 //! saves memory for it.
 
 use super::dry_run;
-use super::prices::Prices;
+use super::stage_times::StageTimes;
 use crate::setup::Setup;
 use base::{Count, Seconds};
 use manifest::{Manifest, Topology};
@@ -38,13 +38,11 @@ fn describe_no_saving(m: &Manifest) -> Option<String> {
 /// Messages of the stage that waits longest for them. None if computation hides them, or they hardly
 /// matter.
 fn describe_exposed(s: &Setup, stages: &[dry_run::Stage]) -> Option<String> {
-    let prices = Prices::new(s);
-    let of_stages = stages
-        .iter()
-        .map(|stage| stage.work.replica_messages(&prices));
+    let times = StageTimes::new(stages, s);
+    let of_stages = times.replica_messages();
     let (sent, hidden) = of_stages.max_by(|a, b| (a.0 - a.1).total_cmp(&(b.0 - b.1)))?;
     let micros = s.micros() as f64;
-    if micros * (sent - hidden) < SEEN * dry_run::seconds(stages, s) {
+    if micros * (sent - hidden) < SEEN * times.seconds(s.micros()) {
         return None;
     }
     let gathers = if s.topology.zero == 3 { " and gathers weights" } else { "" };

@@ -1,6 +1,7 @@
 //! The plan of gptrain itself: its own engine on a device and groups that only count.
 
 pub mod dry_run;
+pub mod stage_times;
 pub mod shape_stages;
 mod overlap;
 pub mod prices;

@@ -1,6 +1,7 @@
 //! Stages of a pipeline by the shape of their micro-batches, for runs whose micro-batches or samples grow.
 
 use super::dry_run::{self, Stage};
+use super::stage_times::StageTimes;
 use crate::setup::Setup;
 use manifest::{Batch, Manifest, Model};
 use plan::segments::MicroShape;
@@ -10,10 +11,12 @@ use std::collections::BTreeMap;
 /// interpolated.
 const LENGTHS: usize = 9;
 
-/// Stages of a manifest, counted for the shapes that are asked for.
+/// Stages of a manifest, counted for the shapes that are asked for, and their times on one machine.
 pub struct ShapeStages<'m> {
     m: &'m Manifest,
-    counted: BTreeMap<MicroShape, Vec<Stage>>,
+    /// Stages that are counted already.
+    whole: (MicroShape, Vec<Stage>),
+    times: BTreeMap<MicroShape, StageTimes>,
     /// Ascending.
     lengths: Vec<usize>,
 }
@@ -29,10 +32,10 @@ impl<'m> ShapeStages<'m> {
             .map(|i| all[i * last / (LENGTHS - 1)])
             .collect();
         lengths.dedup();
-        ShapeStages { m, counted: BTreeMap::from([(whole, stages)]), lengths }
+        ShapeStages { m, whole: (whole, stages), times: BTreeMap::new(), lengths }
     }
 
-    /// Seconds of a step of the setup.
+    /// Seconds of a step of the setup, which is that of the first call but for its batch and length.
     pub fn seconds(&mut self, setup: &Setup) -> f64 {
         let tokens = setup.model.seq_len;
         let above = self.lengths.iter().position(|length| *length >= tokens);
@@ -49,15 +52,16 @@ impl<'m> ShapeStages<'m> {
 
     fn counted_seconds(&mut self, setup: &Setup, tokens: usize) -> f64 {
         let shape = MicroShape { samples: setup.micro, tokens };
+        let (whole, stages) = &self.whole;
         let m = self.m;
-        let stages = self
-            .counted
-            .entry(shape)
-            .or_insert_with(|| dry_run::stages(&with_shape(m, shape, setup.global)));
-        let seq_len = setup.model.seq_len;
-        let setup =
-            if seq_len == tokens { setup.clone() } else { setup.clone().with_length(tokens) };
-        dry_run::seconds(stages, &setup)
+        let times = self.times.entry(shape).or_insert_with(|| {
+            if shape == *whole {
+                return StageTimes::new(stages, setup);
+            }
+            let counted = dry_run::stages(&with_shape(m, shape, setup.global));
+            StageTimes::new(&counted, setup)
+        });
+        times.seconds(setup.micros())
     }
 }
 

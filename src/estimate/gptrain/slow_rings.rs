@@ -1,7 +1,7 @@
 //! Effect of a network whose rings of replicas are slower than its adapters (`ring_share`).
 
-use super::dry_run;
-use super::prices::{self, Prices};
+use super::prices;
+use super::stage_times;
 use crate::hardware::Hardware;
 use crate::setup::Setup;
 use crate::view::View;
@@ -24,8 +24,7 @@ pub fn describe(v: &View) -> Option<String> {
     if ring >= adapters {
         return None;
     }
-    let [ours, without] =
-        [s, &fast].map(|s| dry_run::seconds_with_prices(&v.counted, s, &Prices::new(s)));
+    let [ours, without] = [s, &fast].map(|s| stage_times::seconds(&v.counted, s));
     let matters = ours > (1.0 + SEEN) * without;
     matters.then(|| {
         format!(

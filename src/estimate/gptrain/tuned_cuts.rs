@@ -1,7 +1,7 @@
 //! Constants of gptrain's own plan, learned from the measured steps of several cuts (`gptrain tune`):
 //! a factor for each part of a step, as far as the cuts differ in it, and then the slowdown.
 
-use super::{drift, dry_run};
+use super::{drift, dry_run, stage_times};
 use crate::hardware::Hardware;
 use crate::parts::{Part, PartSeconds};
 use crate::setup::Setup;
@@ -88,7 +88,7 @@ pub fn learn(
 
 impl Cut {
     fn planned(&self, hardware: &'static Hardware) -> f64 {
-        dry_run::seconds(&self.stages, &Setup { hardware, ..self.setup.clone() })
+        stage_times::seconds(&self.stages, &Setup { hardware, ..self.setup.clone() })
     }
 }
 
@@ -200,7 +200,7 @@ train: {samples: 800}
         let base = Setup::new(&m, Program::Gptrain, hardware);
         let row = |sets: &&[&str]| {
             let m = manifest::for_test(TEXT, sets);
-            let planned = dry_run::seconds(&dry_run::stages(&m), &base.for_manifest(&m));
+            let planned = stage_times::seconds(&dry_run::stages(&m), &base.for_manifest(&m));
             TunedRow {
                 set: sets.iter().map(|set| set.to_string()).collect(),
                 result: CutResult::Measured,
@@ -235,8 +235,9 @@ train: {samples: 800}
         for sets in CUTS {
             let m = manifest::for_test(TEXT, sets);
             let stages = dry_run::stages(&m);
-            let seconds =
-                |hardware| dry_run::seconds(&stages, &Setup::new(&m, Program::Gptrain, hardware));
+            let seconds = |hardware| {
+                stage_times::seconds(&stages, &Setup::new(&m, Program::Gptrain, hardware))
+            };
             let error = seconds(learned.hardware) / seconds(slow) - 1.0;
             assert!(error.abs() < 0.05, "{sets:?}: {error} {line}");
         }

@@ -12,6 +12,7 @@ use super::days::{Days, plan_run};
 use super::gptrain::bounds::{Bound, Bounds};
 use super::gptrain::cuts;
 use super::gptrain::dry_run::{self, MemoryLimits};
+use super::gptrain::stage_times::StageTimes;
 use super::predict::{Needs, Predict};
 use super::setup::{Extras, Setup};
 use super::verdict::{MemoryFit, OFFERED};
@@ -52,11 +53,11 @@ pub struct Candidate {
     pub verdict: MemoryFit,
 }
 
-/// Candidate, its index in the list of cuts, and its stages if gptrain trains.
+/// Candidate, its index in the list of cuts, and the times of its stages if gptrain trains.
 struct Evaluated {
     candidate: Candidate,
     number: usize,
-    stages: Vec<dry_run::Stage>,
+    times: Option<StageTimes>,
 }
 
 impl<'a> Planner<'a> {
@@ -100,20 +101,21 @@ impl<'a> Planner<'a> {
                 let stages =
                     dry_run::stages_within(&cuts::manifest(self.manifest, &setup), limits)?;
                 let around = setup.hardware.context_mib * 1048576.0;
+                let times = StageTimes::new(&stages, &setup);
                 let candidate = Candidate {
-                    seconds: dry_run::seconds(&stages, &setup),
+                    seconds: times.seconds(setup.micros()),
                     seconds_error: dry_run::error(setup.hardware, setup.ranks()),
                     bytes: dry_run::peak(&stages).1.0 as f64 + around,
                     verdict: MemoryFit::Fits,
                     setup,
                 };
-                Some(Evaluated { candidate, number, stages })
+                Some(Evaluated { candidate, number, times: Some(times) })
             }
             // Memory first: it is cheap, and most cuts need too much.
             Means::Predictor(predictor) => self.permits(predictor.verdict(&setup)).then(|| {
                 let Needs { seconds, seconds_error, bytes, verdict } = predictor.needs(&setup);
                 let candidate = Candidate { setup, seconds, seconds_error, bytes, verdict };
-                Evaluated { candidate, number, stages: Vec::new() }
+                Evaluated { candidate, number, times: None }
             }),
         }
     }
@@ -373,9 +375,9 @@ impl<'a> Search<'a> {
     }
 
     fn plan_candidate(&self, evaluated: Evaluated) -> Planned {
-        let Evaluated { candidate, stages, .. } = evaluated;
+        let Evaluated { candidate, times, .. } = evaluated;
         let mut seconds = |setup: &Setup| match self.planner.means {
-            Means::DryRun(_) => dry_run::seconds(&stages, setup),
+            Means::DryRun(_) => times.as_ref().expect("a dry run").seconds(setup.micros()),
             Means::Predictor(predictor) => predictor.needs(setup).seconds,
         };
         // Whole samples: a warm-up of their length is planned for one cut, by `estimate` without a search.

@@ -1,6 +1,7 @@
 //! A search's answer is that of judging every cut.
 
 use super::*;
+use crate::gptrain::stage_times;
 use crate::hardware;
 use crate::setup::Program;
 
@@ -130,4 +131,27 @@ fn a_setting_that_excludes_every_cut_is_named() {
     assert!(heads.contains("model.heads 3") && heads.contains("batch.global 4"), "{heads}");
     let ramp = said(&["model.layers=1", "batch.ramp_up=1 1 800", "model.heads=4"], 8).unwrap();
     assert!(ramp.contains("batch.ramp_up 1 to 16 by 1"), "{ramp}");
+}
+
+/// Each batch of a ramp-up takes the time of a plan of such steps alone, whose events are timed afresh.
+#[test]
+fn batches_of_a_ramp_up_are_planned_as_runs_of_such_batches() {
+    let m = manifest(&["batch.ramp_up=4 4 800"]);
+    let setup = Setup::new(&m, Program::Gptrain, hardware::find("h100-80g", "test").unwrap());
+    let planner = Planner::new(&m, &setup, None);
+    let (ramp, extras) = (m.batch.ramp(), Extras::default());
+    let search = Search::new(planner, &setup, ramp, m.train.samples, extras);
+    let all = search.find_fastest(4, usize::MAX);
+    let mut steps = std::collections::BTreeSet::new();
+    for evaluated in all.into_iter().step_by(7) {
+        let planned = search.plan_candidate(evaluated);
+        for segment in &planned.days.segments {
+            let alone = Setup { global: segment.global, ..planned.candidate.setup.clone() };
+            let stages = dry_run::stages(&cuts::manifest(&m, &alone));
+            let seconds = stage_times::seconds(&stages, &alone);
+            assert_eq!(segment.seconds, seconds, "{alone:?}");
+            steps.insert(segment.global);
+        }
+    }
+    assert_eq!(steps, [4, 8, 12, 16].into(), "batches of the ramp-up");
 }

@@ -1,19 +1,19 @@
 //! Scores of the published runs with context parallelism or experts, from which nothing is learned.
 
-use super::{Errors, score_all, time_errors};
+use super::{Named, score_all, time_errors};
 use crate::predictor::Predictor;
 use crate::rows::{self, Row};
 use estimate::setup::Setup;
 
 /// Errors of the time of these runs, by program or machine.
-pub fn errors() -> Vec<(String, Errors)> {
+pub fn errors() -> Vec<Named> {
     let rows = rows::foreign();
     let scored = score_all(Predictor::shipped(), &rows);
     let errors = |pick: &dyn Fn(&Setup) -> bool| {
         time_errors(&scored, &|row: &Row| row.setup.as_ref().is_ok_and(pick))
     };
     let is_dense = |s: &Setup| s.mixture.is_none();
-    let mut named: Vec<(String, Errors)> = vec![
+    let mut named: Vec<Named> = vec![
         ("context parallelism, all".to_string(), errors(&is_dense)),
         ("experts, all".to_string(), errors(&|s| !is_dense(s))),
     ];

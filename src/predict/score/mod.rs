@@ -1,6 +1,7 @@
 //! Scores of predictions against measurements.
 
 mod foreign;
+mod held;
 pub mod physics;
 pub mod print;
 
@@ -54,7 +55,7 @@ pub struct Unseen<'a> {
 }
 
 /// Numbers of a source's own rows that are added before the rest is scored again (`Unseen::after`).
-const MEASURED: [usize; 2] = [5, 20];
+const MEASURED: [usize; 3] = [2, 5, 20];
 
 /// Predicts every source from all others.
 pub fn sources_left_out<'a>(rows: &[&'a Row]) -> Vec<Unseen<'a>> {
@@ -75,23 +76,7 @@ fn predict_source_left_out<'a>(source: &'a str, rows: &[&'a Row]) -> Unseen<'a> 
     let after = MEASURED
         .into_iter()
         .filter(|count| inside.len() > 2 * count)
-        .map(|count| {
-            // Evenly through the source.
-            let is_own = |at: usize| (at * count) % inside.len() < count;
-            let (own, rest): (Vec<_>, Vec<_>) = inside
-                .iter()
-                .copied()
-                .enumerate()
-                .partition(|(at, _)| is_own(*at));
-            let own: Vec<&Row> = own.into_iter().map(|(_, row)| row).collect();
-            let predictor = Predictor::new(&constants, &others, &own);
-            (
-                count,
-                rest.into_iter()
-                    .map(|(_, row)| score_row(&predictor, row))
-                    .collect(),
-            )
-        })
+        .map(|count| (count, predict_others(&predictor, &inside, count)))
         .collect();
     Unseen {
         source,
@@ -101,6 +86,18 @@ fn predict_source_left_out<'a>(source: &'a str, rows: &[&'a Row]) -> Unseen<'a> 
             .collect(),
         after,
     }
+}
+
+/// Predicts the rest of a source's rows after `count` of them, evenly through the source, were measured.
+fn predict_others<'a>(before: &Predictor, rows: &[&'a Row], count: usize) -> Vec<Scored<'a>> {
+    let numbered = rows.iter().copied().enumerate();
+    let (own, rest): (Vec<(usize, &Row)>, Vec<(usize, &'a Row)>) =
+        numbered.partition(|(at, _)| (at * count) % rows.len() < count);
+    let own: Vec<&Row> = own.into_iter().map(|(_, row)| row).collect();
+    let predictor = before.with_own(&own);
+    rest.into_iter()
+        .map(|(_, row)| score_row(&predictor, row))
+        .collect()
 }
 
 pub fn score_all<'a>(
@@ -116,6 +113,9 @@ fn score_row<'a>(predictor: &Predictor, row: &'a Row) -> Scored<'a> {
     let setup = row.setup.as_ref().ok();
     Scored { row, prediction: setup.map(|setup| predictor.predict(setup)) }
 }
+
+/// Errors of rows with a common name.
+pub type Named = (String, Errors);
 
 /// Errors as shares of what was measured.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -2,8 +2,8 @@
 
 use super::physics;
 use super::{
-    Errors, Outcomes, Scored, foreign, has_printed_seconds, is_known_cluster, memory_errors,
-    outcomes, predict_left_out, regrets, score_all, sources_left_out, time_errors,
+    Errors, Named, Outcomes, Scored, foreign, has_printed_seconds, held, is_known_cluster,
+    memory_errors, outcomes, predict_left_out, regrets, score_all, sources_left_out, time_errors,
 };
 use crate::cost::constants::{MEMORY, Prior, TIME};
 use crate::predictor::{Prediction, Predictor};
@@ -13,9 +13,6 @@ use estimate::setup::Setup;
 use estimate::trainers::UNKNOWN_BAR;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// Errors of rows with a common name.
-type Named = (String, Errors);
 
 /// Summarised errors, by name.
 fn summary(scored: &[Scored]) -> Vec<Named> {
@@ -94,20 +91,27 @@ pub fn selftest() -> Printout {
     physics::add_relations(Predictor::shipped(), &mut out);
     let title = "Before any row is seen (round numbers from data sheets and the literature):";
     add_summary(&prior, title, &mut out);
-    let named = foreign::errors();
-    let figures = named
-        .iter()
-        .map(|(name, errors)| (name.clone(), json!(errors)));
-    out.json["foreign"] = Value::Object(figures.collect());
     let title =
         "Published runs with context parallelism or experts (nothing is learned from them):";
-    out.table(errors_table(&named).titled(title));
+    add_unlearned("foreign", &foreign::errors(), title, &mut out);
+    let title =
+        "Other published runs (nothing is learned from them), and after own rows of a cluster:";
+    add_unlearned("held", &held::errors(), title, &mut out);
     let title = "The topology that it picks, left out, against the best measured:";
     out.table(sweeps_table(&out_of_sight).titled(title));
     let constants = Predictor::shipped().constants();
     out.table(constants_table(TIME, &constants.time).titled("Constants of time"));
     out.table(constants_table(MEMORY, &constants.memory).titled("Constants of memory"));
     out
+}
+
+/// Adds errors of rows from which nothing is learned.
+fn add_unlearned(key: &str, named: &[Named], title: &str, out: &mut Printout) {
+    let figures = named
+        .iter()
+        .map(|(name, errors)| (name.clone(), json!(errors)));
+    out.json[key] = Value::Object(figures.collect());
+    out.table(errors_table(named).titled(title));
 }
 
 /// Constants before and after the fit.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::gptrain::stage_times::StageTimes;
 use crate::hardware;
 use crate::logs;
 use crate::measured::RankSpeeds;
@@ -134,7 +135,7 @@ fn the_plan_follows_the_learned_figures() {
     let m = planned(&["topology={tensor: 2, data: 2}"]);
     let learned = learn(&measured(), "bench.json", &m, setup(&m)).unwrap();
     let stages = dry_run::stages(&m);
-    let parts = dry_run::parts(&stages, &learned);
+    let parts = StageTimes::new(&stages, &learned).parts(learned.micros());
     let part = |name: &str| parts.iter().find(|(part, _)| *part == name).unwrap().1;
     let work = &stages[0].work;
     let micros = 8.0;
@@ -186,7 +187,7 @@ fn the_pace_of_a_run_shows_in_its_plan() {
     let m = planned(&["topology={tensor: 2, data: 2}"]);
     let stages = dry_run::stages(&m);
     let base = setup(&m);
-    let half = 2.0 * dry_run::seconds(&stages, &base);
+    let half = 2.0 * stage_times::seconds(&stages, &base);
     let line = |step: usize, sec: f64| {
         format!("{{\"step\":{step},\"global_batch\":32,\"sec\":{sec},\"lm_loss\":null}}\n")
     };
@@ -202,7 +203,7 @@ fn the_pace_of_a_run_shows_in_its_plan() {
     let log = logs::read(&text, "metrics.jsonl", &base).unwrap();
     assert_eq!((log.steps.len(), log.outliers.len()), (3, 1), "the first step warms up");
     let (learned, said) = slowdown(&log, "metrics.jsonl", &m, base).unwrap();
-    near(dry_run::seconds(&stages, &learned), half);
+    near(stage_times::seconds(&stages, &learned), half);
     assert!(said.contains("learned from 3 steps: they took 2.00 times"), "{said}");
     assert!(dry_run::error(learned.hardware, 1) <= 0.1);
 }

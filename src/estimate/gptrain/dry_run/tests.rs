@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::gptrain::prices;
+use crate::gptrain::stage_times::{OVERLAPPED, SUMS, StageTimes};
 use grids::{GRIDS, MANIFEST};
 
 #[path = "../../../../tests/common/grids.rs"]
@@ -122,7 +123,8 @@ fn no_more_is_overlapped_than_there_is_beside_it() {
         let t = &m.topology;
         let of = |hardware: &str| {
             let hw = crate::hardware::find(hardware, "").unwrap();
-            parts(&stages, &Setup::new(&m, crate::setup::Program::Gptrain, hw))
+            let s = Setup::new(&m, crate::setup::Program::Gptrain, hw);
+            StageTimes::new(&stages, &s).parts(s.micros())
         };
         let sum = |parts: &[(&str, f64)], names: &[&str]| {
             let named = parts.iter().filter(|(name, _)| names.contains(name));
@@ -208,10 +210,10 @@ fn begun_messages_are_credited_as_the_timeline_has_them() {
     let stages = stages(&m);
     let hw = crate::hardware::find("h100-80g", "").unwrap();
     let s = Setup::new(&m, crate::setup::Program::Gptrain, hw);
-    let parts = parts(&stages, &s);
+    let times = StageTimes::new(&stages, &s);
+    let parts = times.parts(s.micros());
     let part = |of: &str| parts.iter().find(|(name, _)| *name == of).unwrap().1;
-    let prices = Prices::new(&s);
-    let each = stage_seconds(&stages, &prices);
+    let each = times.micro_seconds();
     let slowest = each.iter().copied().fold(0.0, f64::max);
     let filling = part("pipeline bubble") - (each.iter().sum::<f64>() - slowest) / 2.0;
     // 8 virtual stages: 7 messages there and 7 back. Of each, both ranks count the bytes, and the
