@@ -234,7 +234,7 @@ pub const ROWS: &[Row] = &[
     key("topology.shard").megatron("num_distributed_optimizer_instances; topology.data / instances")
         .hf("zero_optimization.zero_hpz_partition_size; FSDP's `hybrid_shard`: `node`")
         .titan("parallelism.data_parallel_shard_degree; sharded: `zero: 3`"),
-    key("topology.schedule").titan("parallelism.pipeline_parallel_schedule"),
+    key("topology.schedule").titan("parallelism.pipeline_parallel_schedule; `LoopedBFS`: `breadth_first`"),
     key("topology.chunks")
         .megatron("virtual_pipeline_model_parallel_size num_virtual_stages_per_pipeline_rank"),
     key("topology.chunks")
