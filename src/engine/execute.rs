@@ -1,9 +1,10 @@
 //! Executes a list of actions, including the messages between pipeline stages.
 
-use super::groups::Groups;
+use super::groups::{Groups, messages_overlap};
 use comm::{Group, Message, Pending};
 use device::{Arena, Backend, Tensor, op};
-use model::TensorParallel;
+use manifest::{Schedule, Topology};
+use model::{Activations, GradBuffers, TensorParallel};
 use plan::schedule::{Action, Pass, PipelineRank, Side};
 
 /// Context for a rank's messages: its pipeline position, its groups, and buffers for asynchronous
@@ -20,8 +21,11 @@ pub struct PipelineComm<'a> {
 /// backward; by then the next stage has returned their gradient.
 pub struct MessageBuffers {
     /// [n, H]: gradient received in an exchange, which may send the previous one. Asynchronous ones
-    /// use this rank's share of it. None for the last stage.
+    /// use this rank's share of it. None for the last stage, and where `in_activations`.
     received: Option<Tensor>,
+    /// Whether a pass's gradient is received in the memory of its output, which was sent, because others
+    /// are received before its backward.
+    in_activations: bool,
     asynchronous: Option<AsyncBuffers>,
 }
 
@@ -33,23 +37,50 @@ struct AsyncBuffers {
 
 impl MessageBuffers {
     /// For forward passes alone, whose messages are exchanged.
-    pub const NONE: MessageBuffers = MessageBuffers { received: None, asynchronous: None };
+    pub const NONE: MessageBuffers =
+        MessageBuffers { received: None, in_activations: false, asynchronous: None };
 
-    /// For a rank of a pipeline, whose messages may be asynchronous.
+    /// For a rank of a pipeline.
     pub fn plan(
         tp: &TensorParallel,
         stream: Tensor,
         pp: PipelineRank,
-        overlap: bool,
+        topology: &Topology,
         arena: &Arena,
     ) -> MessageBuffers {
         let buffer_like = |x: Tensor| arena.matrix(x.rows, x.cols, x.dtype);
         let receives = (0..pp.chunks).any(|chunk| pp.stage(chunk) + 1 < pp.stages());
+        let in_activations = topology.schedule == Schedule::BreadthFirst;
         let share = tp.sent(stream);
         MessageBuffers {
-            received: receives.then(|| buffer_like(stream)),
-            asynchronous: overlap
+            received: (receives && !in_activations).then(|| buffer_like(stream)),
+            in_activations,
+            asynchronous: messages_overlap(topology)
                 .then(|| AsyncBuffers { x: buffer_like(share), dx: buffer_like(share) }),
+        }
+    }
+
+    /// Final source or destination of a message: the stream of a micro-batch, or its gradient in `work`.
+    pub fn tensor(&self, side: Side, activations: &Activations, work: &GradBuffers) -> Tensor {
+        match side {
+            Side::RecvX => activations.x,
+            Side::SendY => activations.y,
+            Side::RecvDy if self.in_activations => activations.y,
+            Side::RecvDy | Side::SendDx => work.stream,
+        }
+    }
+
+    /// Copies the gradient of a pass's output to where backward reads it, if it was received elsewhere.
+    pub fn take_gradient(
+        &self,
+        be: &dyn Backend,
+        pp: PipelineRank,
+        pass: Pass,
+        activations: &Activations,
+        work: &GradBuffers,
+    ) {
+        if self.in_activations && pp.stage(pass.chunk) + 1 < pp.stages() {
+            be.run(op::Copy { x: activations.y, y: work.stream.set() });
         }
     }
 
@@ -109,8 +140,8 @@ impl PipelineComm<'_> {
 
     /// Exchanges messages between stages; each tensor-parallel rank sends its share.
     fn exchange(&self, messages: Vec<(Side, Tensor)>) {
-        let buffer =
-            |side, x| if side == Side::RecvDy { self.buffers.received_buffer() } else { x };
+        let is_staged = |side| side == Side::RecvDy && !self.buffers.in_activations;
+        let buffer = |side, x| if is_staged(side) { self.buffers.received_buffer() } else { x };
         let shares: Vec<Message> = messages
             .iter()
             .map(|(side, x)| self.message(*side, self.tp.sent(buffer(*side, *x))))
@@ -120,7 +151,7 @@ impl PipelineComm<'_> {
             if !side.sends() {
                 self.tp.gather_sent(share.tensor(), buffer(side, x));
             }
-            if side == Side::RecvDy {
+            if is_staged(side) {
                 let received = self.buffers.received_buffer();
                 self.be.run(op::Copy { x: received, y: x.set() });
             }

@@ -6,7 +6,7 @@ use super::states::StateSpec;
 use base::DType;
 use device::{Backend, Tensor};
 use manifest::{Manifest, Model, Precision};
-use model::{Layout, MicroBatch, ModelShard, ParamStore, Params};
+use model::{Direction, Layout, MicroBatch, ModelShard, ParamStore, Params};
 
 /// Weights of a rank that has neither gradients nor an optimizer.
 pub struct Frozen<'a> {
@@ -71,10 +71,11 @@ impl<'a> Frozen<'a> {
 }
 
 impl ParamStore for Frozen<'_> {
+    fn begin_pass(&self, _: Direction) {}
     fn weights(&self, bucket: usize) -> &Params {
         &self.params[bucket]
     }
-    fn grads(&self, _: usize, _: bool) -> &Params {
+    fn grads(&self, _: usize, _: MicroBatch) -> &Params {
         unreachable!("frozen weights have no gradients")
     }
     fn grads_done(&self, _: usize, _: MicroBatch) {

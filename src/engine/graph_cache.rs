@@ -15,7 +15,8 @@
 //!   excess of the first block's reduce-scatter over the embedding's backward. Under a pipeline it
 //!   is not free, because the previous stage waits for the last gradient. A pass that reduces is
 //!   therefore not captured: at ZeRO 2 every backward, whose reductions then overlap the passes that
-//!   follow.
+//!   follow. At ZeRO 3 in a pipeline none is captured, because the weights of the next chunk are gathered
+//!   beside the passes of several micro-batches.
 //!
 //! All of this follows from the schedule, so the ranks of a group decide alike, as NCCL requires.
 
@@ -81,8 +82,12 @@ impl GraphCache {
     pub fn new(groups: &Groups, m: &Manifest) -> GraphCache {
         let inside = [&*groups.tensor, &*groups.tp_async, groups.shard(), &*groups.copies];
         let OffloadPlan { weights, grads, .. } = OffloadPlan::from_manifest(m);
+        let gathers_ahead = m.topology.pipeline > 1 && zero_level(groups, m) == 3;
         GraphCache {
-            capturable: inside.iter().all(|group| group.capturable()) && !weights && !grads,
+            capturable: inside.iter().all(|group| group.capturable())
+                && !weights
+                && !grads
+                && !gathers_ahead,
             groups: inside.iter().filter(|group| group.size() > 1).count(),
             pipeline: m.topology.pipeline > 1,
             scatters: zero_level(groups, m) >= 2,
@@ -97,7 +102,7 @@ impl GraphCache {
 
     /// Whether gradients are reduced after a pass.
     fn reduces(&self, kind: PassKind) -> bool {
-        matches!(kind, PassKind::Backward(at) if at.last || self.scatters)
+        matches!(kind, PassKind::Backward(at) if at.last || self.scatters && at.closes)
     }
 
     /// Whether a pass may wait for every collective that it began.
@@ -125,21 +130,21 @@ impl GraphCache {
         // Only a pass that reduces gradients depends on compression.
         let compressing = params.is_compressing() && self.reduces(kind);
         let slot = pass.slot;
-        let key = GraphKey { kind, slot, chunk, before, compressing };
+        let key = GraphKey { kind, slot, chunk, before: before.clone(), compressing };
         let mut graphs = self.graphs.borrow_mut();
         let graph = graphs.entry(key).or_insert_with(|| CachedGraph {
             device_graph: params.be.graph(self.groups),
-            after: before,
+            after: before.clone(),
         });
         let enqueued = graph.device_graph.run(&mut || {
-            params.set_gather_state(before);
+            params.set_gather_state(before.clone());
             enqueue();
             params.wait_reductions();
         });
         if enqueued {
             graph.after = params.gather_state().expect("all reductions are done");
         } else {
-            params.set_gather_state(graph.after);
+            params.set_gather_state(graph.after.clone());
         }
     }
 }

@@ -181,11 +181,16 @@ pub fn actions(pp: PipelineRank, topology: &Topology, micros: usize) -> (Vec<Act
         Schedule::OneFOneB => schedule::one_f_one_b(pp, micros),
         Schedule::GPipe => schedule::gpipe(micros),
         Schedule::Interleaved => schedule::interleaved(pp, micros),
+        Schedule::BreadthFirst => schedule::breadth_first(pp, micros),
     };
     let actions = if messages_overlap(topology) {
         schedule::with_async_messages(pp, &rounds)
     } else {
-        schedule::with_messages(pp, &rounds)
+        let early = match topology.schedule {
+            Schedule::BreadthFirst => micros.saturating_sub(pp.ranks),
+            Schedule::OneFOneB | Schedule::GPipe | Schedule::Interleaved => 0,
+        };
+        schedule::with_early_messages(pp, &rounds, early)
     };
     schedule::with_slots(actions, pp.chunks)
 }
@@ -215,14 +220,16 @@ pub fn orders(topology: &Topology, micros: usize) -> Vec<Vec<Action>> {
         .collect()
 }
 
-/// Activation slots for the largest batch of the run with micro-batches of `micro` samples. Only GPipe
-/// keeps every micro-batch; other schedules need no more slots than a batch that fills the pipeline twice.
+/// Activation slots for the largest batch of the run with micro-batches of `micro` samples. GPipe and
+/// breadth-first orders keep every micro-batch; others need no more slots than a batch that fills the
+/// pipeline twice.
 pub fn slots(groups: &Groups, m: &Manifest, micro: usize) -> usize {
     let pp = pipeline_rank(groups, m);
     let micros = div_exact(m.batch.largest_global(micro), micro * groups.replicas());
-    let in_flight = match m.topology.schedule {
-        Schedule::GPipe => micros,
-        _ => micros.min(micros_to_fill_twice(pp)),
+    let in_flight = if m.topology.schedule.keeps_all_micros() {
+        micros
+    } else {
+        micros.min(micros_to_fill_twice(pp))
     };
     actions(pp, &m.topology, in_flight).1
 }
@@ -281,7 +288,8 @@ lr: {peak: 1e-3}
 train: {samples: 8000}
 ";
         let overlapped = "interleaved, chunks: 3, overlap_p2p: true";
-        for schedule in ["1f1b", "gpipe", "interleaved, chunks: 3", overlapped] {
+        let breadth_first = "breadth_first, chunks: 3";
+        for schedule in ["1f1b", "gpipe", "interleaved, chunks: 3", overlapped, breadth_first] {
             let sets = [format!("topology={{pipeline: 4, schedule: {schedule}}}")];
             let m = manifest::for_test(text, &sets);
             let stages = 4 * m.topology.chunks;
@@ -294,7 +302,7 @@ train: {samples: 8000}
                     .collect()
             };
             let most = slots(&orders(&m.topology, 64));
-            if m.topology.schedule != Schedule::GPipe {
+            if !m.topology.schedule.keeps_all_micros() {
                 let pp = PipelineRank { rank: 0, ranks: 4, chunks: m.topology.chunks };
                 let filled = orders(&m.topology, micros_to_fill_twice(pp));
                 assert_eq!(slots(&filled), most, "{schedule}");

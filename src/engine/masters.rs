@@ -141,7 +141,7 @@ impl MasterWindows {
 mod tests {
     use super::*;
     use crate::arenas::Arenas;
-    use crate::params::{self, OffloadPlan};
+    use crate::params::{self, OffloadPlan, WindowCounts};
     use crate::{groups, rule::optimizer_rule};
     use device::cpu::Cpu;
     use model::{Layout, ModelShard};
@@ -171,8 +171,15 @@ topology: {data: 2, zero: 1}
         let model = groups::model_dtype(m.precision);
         let on_host = OffloadPlan::from_manifest(&m);
         let lay_out = |arenas: &Arenas| {
-            let buckets =
-                params::plan_buckets(1, Levels::one(2, 1), &layout, model, on_host, arenas);
+            let buckets = params::plan_buckets(
+                1,
+                Levels::one(2, 1),
+                &layout,
+                model,
+                on_host,
+                WindowCounts::by_block(false),
+                arenas,
+            );
             let (states, maxima) = params::plan_states(&layout, &buckets, &*rule, true, arenas);
             let longest = maxima.longest;
             let masters = MasterWindows::plan(&states, longest, model, size, &arenas.optimizer);

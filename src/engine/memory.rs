@@ -2,7 +2,7 @@
 
 use super::arenas::Arenas;
 use super::execute::MessageBuffers;
-use super::groups::{Groups, context, messages_overlap, model_shard, pipeline_rank, slots};
+use super::groups::{Groups, context, model_shard, pipeline_rank, slots};
 use super::masters::{MasterWindows, PIECE};
 use super::measures::Measures;
 use super::params::{self, Norms, Offload, OffloadPlan, ParamMemory};
@@ -78,8 +78,9 @@ pub fn lay_out(
     let layout = Layout::new(&m.model, model_shard(groups, m));
     let level = params::zero_level(groups, m);
     let on_host = OffloadPlan::from_manifest(m);
+    let windows = on_host.count_windows(m, level, &layout.shard.chunks);
     let mut buckets =
-        params::plan_buckets(level, groups.levels, &layout, train.dtype, on_host, arenas);
+        params::plan_buckets(level, groups.levels, &layout, train.dtype, on_host, windows, arenas);
     let fp8 = (m.precision == Precision::Fp8).then(|| {
         let keeps = keeps_codes(groups, m);
         params::plan_fp8_codes(&mut buckets, &layout, keeps, be, &arenas.weights);
@@ -133,7 +134,7 @@ pub fn lay_out(
     let training = plan_training(groups, m, &inputs, &scalars, m.schedule().first_micro(), arenas);
     let eval = plan_evaluation(groups, m, &inputs, arenas);
     RankMemory {
-        params: ParamMemory { layout, buckets, states, offload, norms },
+        params: ParamMemory { layout, buckets, windows, states, offload, norms },
         update,
         measures,
         compression,
@@ -194,14 +195,13 @@ pub fn plan_training(
 ) -> TrainingBuffers {
     let PassInputs { train, causal, .. } = *passes;
     let pp = pipeline_rank(groups, m);
-    let overlap = messages_overlap(&m.topology);
     let MicroShape { samples, tokens } = micro;
     let inputs = plan_inputs(slots(groups, m, samples), micro, causal, arenas);
     let rows = samples * tokens;
     let (work, messages, slots) = arenas.workspace.temporary(|workspace| {
         let scale = scalars.scaler.scale;
         let work = GradBuffers::plan(train, rows, scale, scalars.z_loss, workspace);
-        let messages = MessageBuffers::plan(&train.tp, work.stream, pp, overlap, workspace);
+        let messages = MessageBuffers::plan(&train.tp, work.stream, pp, &m.topology, workspace);
         let slots = arenas.saved.temporary(|saved| {
             let slots = inputs.iter();
             slots

@@ -52,9 +52,9 @@ use manifest::Manifest;
 use measures::Measures;
 use memory::{PassInputs, TrainingBuffers};
 use model::layers::fp8::Fp8Pass;
-use model::{Activations, Cx, GradBuffers, Inputs, Layout, MicroBatch, Param, Stage, Tables};
+use model::{Activations, Cx, Inputs, Layout, MicroBatch, Param, Stage, Tables};
 use order::StepOrder;
-use plan::schedule::{self, Action, Pass, PipelineRank, Side};
+use plan::schedule::{self, Action, Pass, PipelineRank};
 use plan::segments::MicroShape;
 use powersgd::Compression;
 use scalars::Scalars;
@@ -360,6 +360,7 @@ impl<'a> Engine<'a> {
             .map(|action| action.pass().micro + 1)
             .max()
             .unwrap_or(0);
+        let zero_every = self.manifest.topology.zero_every;
         let groups = &params.groups;
         let buffers = self.training.borrow();
         let TrainingBuffers { work, messages, .. } = &*buffers;
@@ -367,7 +368,7 @@ impl<'a> Engine<'a> {
         execute(
             actions,
             &comm,
-            |side, pass| message_tensor(side, activations(pass), work),
+            |side, pass| messages.tensor(side, activations(pass), work),
             |action| {
                 match action {
                     Action::Forward(pass) => {
@@ -386,9 +387,9 @@ impl<'a> Engine<'a> {
                     }
                     Action::Backward(pass) => {
                         // Every schedule runs a chunk's backward passes in the order of micro-batches.
-                        let at =
-                            MicroBatch { first: pass.micro == 0, last: pass.micro + 1 == micros };
+                        let at = MicroBatch::new(pass.micro, micros, zero_every);
                         graphs.run(params, PassKind::Backward(at), pass, || {
+                            messages.take_gradient(be, pp, pass, activations(pass), work);
                             stage.backward(activations(pass), work, loss.add(), at)
                         });
                     }
@@ -437,14 +438,5 @@ impl<'a> Engine<'a> {
         let mut value = [0.0f32];
         self.be.download(x, bytemuck::cast_slice_mut(&mut value));
         value[0] as f64
-    }
-}
-
-/// Tensor that a rank sends or receives: the stream of a micro-batch, or its gradient in `work`.
-fn message_tensor(side: Side, activations: &Activations, work: &GradBuffers) -> Tensor {
-    match side {
-        Side::RecvX => activations.x,
-        Side::SendY => activations.y,
-        Side::RecvDy | Side::SendDx => work.stream,
     }
 }

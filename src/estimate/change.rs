@@ -75,7 +75,7 @@ impl Proposals<'_> {
             return;
         }
         // A single stage has no chunks.
-        let chunked = t.schedule == Schedule::Interleaved;
+        let chunked = t.schedule.has_chunks();
         let unchunked = chunked && pipeline == 1;
         let chunks = if unchunked { 1 } else { t.chunks };
         let split = layer_split(self.from.model.layers, pipeline * chunks);
@@ -96,8 +96,13 @@ impl Proposals<'_> {
             sets.push(("topology.schedule", schedule.name().to_string()));
             sets.push(("topology.chunks", "null".to_string()));
         }
+        if unchunked && t.zero_every > 1 {
+            sets.push(("topology.zero_every", "1".to_string()));
+        }
+        let zero_every = if unchunked { 1 } else { t.zero_every };
         let setup = self.from.clone().with_topology(|t| {
             (t.tensor, t.pipeline, t.data) = (tensor, pipeline, data);
+            t.zero_every = zero_every;
             (t.schedule, t.chunks, t.layer_split) = (schedule, chunks, split);
         });
         self.add(ChangeKind::Shard, what, &sets, setup);

@@ -104,6 +104,9 @@ Schedule {
     Interleaved = "interleaved",
     /// All forwards, then all backwards.
     GPipe = "gpipe",
+    /// As gpipe with several chunks of layers per stage: every micro-batch passes a chunk before the first
+    /// one enters the next (Lamy-Poirier 2023).
+    BreadthFirst = "breadth_first",
 }
 
 /// Rules for the replicas of a shard group.

@@ -27,12 +27,13 @@ const EXCLUSIVE: &[&[&str]] = &[
     OptimizerSection::KEYS,
 ];
 
-/// Settings that only one value of another has: with any other value, the file's are dropped.
-const OF_ONE_VALUE: &[(&str, &str, &str)] = &[
-    ("topology.schedule", "interleaved", "topology.chunks"),
-    ("precision", "fp16", "loss_scale"),
-    ("model.ffn", "gelu", "model.gelu"),
-    ("model.position", "learned", "model.positions"),
+/// Settings that only some values of another have: with any other value, the file's are dropped.
+const OF_SOME_VALUES: &[(&str, &[&str], &str)] = &[
+    ("topology.schedule", &["interleaved", "breadth_first"], "topology.chunks"),
+    ("topology.schedule", &["breadth_first"], "topology.zero_every"),
+    ("precision", &["fp16"], "loss_scale"),
+    ("model.ffn", &["gelu"], "model.gelu"),
+    ("model.position", &["learned"], "model.positions"),
 ];
 
 /// The same `KEY=VALUE` with absolute paths of data: on a command line a relative path starts at the
@@ -151,9 +152,9 @@ pub fn apply(root: &mut Node, sets: &[String]) -> Result<(), Problems> {
 /// Removes the file's settings that the new value of `target` does not have. Those of another `--set`
 /// remain, and are refused.
 fn drop_settings_of_other_values(root: &mut Node, target: &str, value: &str) {
-    let dropped = OF_ONE_VALUE
+    let dropped = OF_SOME_VALUES
         .iter()
-        .filter(|(key, owner, _)| *key == target && *owner != value);
+        .filter(|(key, owners, _)| *key == target && !owners.contains(&value));
     for (_, _, setting) in dropped {
         if root
             .at(setting)

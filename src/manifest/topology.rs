@@ -48,9 +48,13 @@ Topology(raw) {
     /// run's folder keeps the number. Default: 1.
     data: ReplicasForm => usize = replicas(raw.data), written Some(Replicas(*data).into());
     /// State that is sharded among replicas: 0 nothing, 1 optimizer states, 2 also gradients, 3 also
-    /// weights (--zero-stage); at most 2 with a pipeline, where 2 sums the gradients of blocks over
-    /// replicas after every micro-batch. Default: 0.
+    /// weights (--zero-stage). In a pipeline, 2 sums the gradients of blocks over replicas after every
+    /// micro-batch, and 3 needs schedule: breadth_first with 3 or more chunks. Default: 0.
     zero: u8 = 0, in 0..=3;
+    /// Micro-batches whose gradients of blocks a rank adds up before replicas sum them, at zero: 2 and 3
+    /// with schedule: breadth_first; any number above those of a step sums once per step. The gradients of
+    /// a chunk are then whole at a time. Default: 1.
+    zero_every: usize = 1, in 1..=1_000_000;
     /// Replicas of a shard group: all, node (those on a node), or a number that divides data. With fewer
     /// than data, gradients are summed and weights gathered at two levels: among the neighbours of a group,
     /// then among the copies in the other groups, which send 1 / shard of the bytes. At zero: 2 and 3 the
@@ -67,14 +71,14 @@ Topology(raw) {
     sequence_parallel: bool = false;
     /// Order of forward and backward passes in the pipeline. Default: 1f1b.
     schedule: Schedule = Schedule::OneFOneB;
-    /// Chunks of layers per stage, for schedule: interleaved. Default: 2.
+    /// Chunks of layers per stage, for schedule: interleaved and breadth_first. Default: 2.
     chunks: usize
-        => usize = if schedule == Schedule::Interleaved { raw.chunks.unwrap_or(2) } else { 1 },
+        => usize = if schedule.has_chunks() { raw.chunks.unwrap_or(2) } else { 1 },
         in 2..=1024, written Some(*chunks).filter(|chunks| *chunks > 1);
     /// Whether messages between stages overlap with the passes of schedule: interleaved
     /// (--overlap-p2p-communication); on GPUs this needs independent streams. Default: false.
     overlap_p2p: bool = false;
-    /// Layers of the stages: a rule, or a list of layers per stage; with schedule: interleaved, per
+    /// Layers of the stages: a rule, or a list of layers per stage; with several chunks, per
     /// chunk in the model's order; 0 leaves the first stage its embedding alone, the last its head. Default:
     /// uniform.
     layer_split: LayerSplitForm => LayerSplit = layer_split(raw.layer_split);
@@ -356,6 +360,7 @@ impl Topology {
             pipeline: 1,
             data: 1,
             zero: 0,
+            zero_every: 1,
             shard: Shard::All,
             states: StateReplicas::All,
             sequence_parallel: false,
@@ -365,6 +370,18 @@ impl Topology {
             compression: None,
             ..*self
         }
+    }
+}
+
+impl Schedule {
+    /// Whether a stage has several chunks of layers.
+    pub fn has_chunks(self) -> bool {
+        matches!(self, Schedule::Interleaved | Schedule::BreadthFirst)
+    }
+
+    /// Whether the activations of all micro-batches of a step are kept at once.
+    pub fn keeps_all_micros(self) -> bool {
+        matches!(self, Schedule::GPipe | Schedule::BreadthFirst)
     }
 }
 

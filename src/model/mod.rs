@@ -28,7 +28,7 @@ pub use inputs::Inputs;
 pub use kv_cache::KvCache;
 pub use layout::{Bucket, Chunk, Layout, ModelShard, Param, Params};
 pub use named_size::named_size_note;
-pub use stage::{Activations, MicroBatch, ParamStore, Stage};
+pub use stage::{Activations, Direction, MicroBatch, ParamStore, Stage};
 pub use tables::Tables;
 pub use tensor_parallel::TensorParallel;
 pub use weights::{

@@ -9,20 +9,49 @@ use device::{Arena, Out, Tensor};
 /// Owner of weights and gradients between uses. The stage calls it around every bucket and does not
 /// know the ZeRO level.
 pub trait ParamStore {
+    /// Called before a pass, which uses the buckets in this order.
+    fn begin_pass(&self, direction: Direction);
     /// Whole weights of a bucket. Those of a block are valid until the call for another block.
     fn weights(&self, bucket: usize) -> &Params;
-    /// Destination of a bucket's gradients; `first_micro` in the first micro-batch of the step.
-    fn grads(&self, bucket: usize, first_micro: bool) -> &Params;
+    /// Destination of a bucket's gradients.
+    fn grads(&self, bucket: usize, at: MicroBatch) -> &Params;
     /// Called when a micro-batch's gradients have been added to a bucket.
     fn grads_done(&self, bucket: usize, at: MicroBatch);
 }
 
-/// Position of a micro-batch in its step.
+/// Order in which a pass uses the buckets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    Forward,
+    Backward,
+}
+
+/// Position of a micro-batch in its step, and in the sum of micro-batches (`topology.zero_every`) whose
+/// gradients a rank adds up before replicas sum them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MicroBatch {
     pub first: bool,
-    /// Whether gradients are reduced after it.
+    /// Whether gradients that are whole are reduced after it.
     pub last: bool,
+    /// First and last of its sum.
+    pub opens: bool,
+    pub closes: bool,
+    /// Whether its sum is the step's first.
+    pub in_first_sum: bool,
+}
+
+impl MicroBatch {
+    /// Micro-batch `number` of `micros`, in sums of `every`.
+    pub fn new(number: usize, micros: usize, every: usize) -> MicroBatch {
+        let last = number + 1 == micros;
+        MicroBatch {
+            first: number == 0,
+            last,
+            opens: number.is_multiple_of(every),
+            closes: last || (number + 1).is_multiple_of(every),
+            in_first_sum: number < every,
+        }
+    }
 }
 
 /// Buffers of one micro-batch in one chunk of layers.
@@ -89,6 +118,7 @@ pub struct Stage<'a> {
 impl Stage<'_> {
     /// Forward of embedding and blocks.
     pub fn forward(&self, s: &Activations) {
+        self.store.begin_pass(Direction::Forward);
         if let (Some(acts), Some(bucket)) = (&s.embed, self.layout.bucket(Module::Embed)) {
             embedding::forward(&self.cx, self.store.weights(bucket), &s.inputs, acts);
         }
@@ -103,7 +133,8 @@ impl Stage<'_> {
     pub fn backward(&self, s: &Activations, d: &GradBuffers, loss: Out, at: MicroBatch) {
         let cx = &self.cx;
         let store = self.store;
-        let grads = |bucket| store.grads(bucket, at.first);
+        let grads = |bucket| store.grads(bucket, at);
+        store.begin_pass(Direction::Backward);
         if let (Some(acts), Some(bucket)) = (&s.head, self.layout.bucket(Module::Head)) {
             let w = store.weights(bucket);
             let g = grads(bucket);

@@ -167,6 +167,19 @@ pub fn interleaved(pp: PipelineRank, micros: usize) -> Vec<Round> {
     fill.chain(steady).chain(drain).collect()
 }
 
+/// Breadth-first (Lamy-Poirier 2023, arXiv 2211.05953): all forwards, then all backwards, each chunk by
+/// chunk. A chunk's weights are used for all micro-batches in turn, so they need to be gathered, and its
+/// gradients summed, once for all of them. Its messages are those of `with_early_messages`.
+pub fn breadth_first(pp: PipelineRank, micros: usize) -> Vec<Round> {
+    let passes = |chunk| (0..micros).map(move |micro| pass(micro, chunk));
+    let forwards = (0..pp.chunks).flat_map(passes);
+    let backwards = (0..pp.chunks).rev().flat_map(passes);
+    forwards
+        .map(|pass| vec![Forward(pass)])
+        .chain(backwards.map(|pass| vec![Backward(pass)]))
+        .collect()
+}
+
 /// Forwards only, for evaluation: groups of one micro-batch per rank pass through all chunks.
 pub fn forwards(pp: PipelineRank, micros: usize) -> Vec<Round> {
     (0..micros)
@@ -193,31 +206,37 @@ pub fn forward_slots(pp: PipelineRank) -> usize {
 /// Inserts messages between rounds: sends of a round's results, and receives of the next round's
 /// inputs.
 pub fn with_messages(pp: PipelineRank, rounds: &[Round]) -> Vec<Action> {
-    let exchange = |(side, pass)| Exchange(side, pass);
+    with_early_messages(pp, rounds, 0)
+}
+
+/// Like `with_messages`, but messages around the end of the ring, from one chunk to another, are received
+/// `early` rounds before the round that needs them. A breadth-first order of m micro-batches on p ranks
+/// needs them m - p rounds early: a rank that has sent the first one cannot continue until it is received.
+pub fn with_early_messages(pp: PipelineRank, rounds: &[Round], early: usize) -> Vec<Action> {
+    let mut received: Vec<Vec<Action>> = vec![Vec::new(); rounds.len()];
+    for (number, round) in rounds.iter().enumerate() {
+        for (side, pass) in round.iter().filter_map(|action| action.receives(pp)) {
+            let is_around = match side {
+                RecvX => pp.rank == 0,
+                _ => pp.rank + 1 == pp.ranks,
+            };
+            let before = if is_around { number - early } else { number };
+            received[before].push(Exchange(side, pass));
+        }
+    }
     let mut actions = Vec::new();
     let mut previous: &[Action] = &[];
-    for round in rounds {
-        actions.extend(
-            previous
-                .iter()
-                .filter_map(|action| action.sends(pp))
-                .map(exchange),
-        );
-        actions.extend(
-            round
-                .iter()
-                .filter_map(|action| action.receives(pp))
-                .map(exchange),
-        );
+    let sends = |round: &[Action]| -> Vec<Action> {
+        let sent = round.iter().filter_map(|action| action.sends(pp));
+        sent.map(|(side, pass)| Exchange(side, pass)).collect()
+    };
+    for (round, received) in rounds.iter().zip(received) {
+        actions.extend(sends(previous));
+        actions.extend(received);
         actions.extend(round);
         previous = round;
     }
-    actions.extend(
-        previous
-            .iter()
-            .filter_map(|action| action.sends(pp))
-            .map(exchange),
-    );
+    actions.extend(sends(previous));
     actions
 }
 
@@ -332,6 +351,7 @@ mod tests {
         }
         assert_eq!(slots(pipeline_rank(0, 4, 1), &one_f_one_b(pipeline_rank(0, 4, 1), 2)), 2);
         assert_eq!(slots(pipeline_rank(1, 4, 1), &gpipe(6)), 6);
+        assert_eq!(slots(pipeline_rank(1, 4, 3), &breadth_first(pipeline_rank(1, 4, 3), 6)), 18);
     }
 
     /// Narayanan et al. 2021, figure 4: two chunks on four ranks; the last rank.
@@ -347,6 +367,22 @@ mod tests {
         let warmup = first.iter().take_while(|round| round.len() == 1).count();
         assert_eq!(warmup, 2 * 3 + 4);
         assert_eq!(spell_rounds(&first[warmup..warmup + 2]), "F0.6 B1.0 F0.7 B1.1");
+    }
+
+    #[test]
+    fn breadth_first_is_chunk_by_chunk() {
+        let rounds = breadth_first(pipeline_rank(0, 2, 2), 3);
+        let expected = "F0.0 F0.1 F0.2 F1.0 F1.1 F1.2 B1.0 B1.1 B1.2 B0.0 B0.1 B0.2";
+        assert_eq!(spell_rounds(&rounds), expected);
+        // Received when the last rank sends it: after as many passes as there are ranks.
+        let actions = with_early_messages(pipeline_rank(0, 2, 2), &rounds, 1);
+        let received = actions
+            .iter()
+            .position(|a| *a == Exchange(RecvX, pass(0, 1)));
+        let next = actions.iter().position(|a| *a == Forward(pass(2, 0)));
+        assert!(
+            received < next && received > actions.iter().position(|a| *a == Forward(pass(1, 0)))
+        );
     }
 
     /// Every pass appears once forward and once backward, in the order of micro-batches within a

@@ -46,6 +46,11 @@ grids!(interleaved_zero_2_and_uneven_zero_2:
     ["pipeline=2", "data=2", "zero=2", "schedule=interleaved"]
     ["tensor=2", "pipeline=2", "data=2", "zero=2", "layer_split=[3, 1]"]);
 
+grids!(breadth_first_zero_3_and_sums_of_two:
+    ["pipeline=2", "data=2", "zero=3", "schedule=breadth_first", "chunks=3",
+        "layer_split=[0, 1, 1, 1, 1, 0]"]
+    ["tensor=2", "pipeline=2", "data=2", "zero=2", "zero_every=2", "schedule=breadth_first"]);
+
 /// For both model families and precisions. (The vocabularies are padded to different sizes.)
 fn there_and_back(from: &[&str], to: &[&str]) {
     let families: [(&[&str], f64); 4] = [

@@ -377,6 +377,16 @@ fn the_bill_is_the_engines() {
             "topology.schedule=interleaved",
             "topology.offload={what: full, gradients: host}",
         ],
+        vec!["topology={pipeline: 2, tensor: 2, schedule: breadth_first}"],
+        vec![
+            "topology={pipeline: 2, data: 2, zero: 3, schedule: breadth_first, chunks: 3}",
+            "model.layers=12",
+            "precision=bf16",
+        ],
+        vec![
+            "topology={pipeline: 2, data: 4, shard: 2, zero: 2, zero_every: 2, schedule: breadth_first}",
+            "model.layers=12",
+        ],
         vec!["topology.tensor=2", "topology.pipeline=2", "precision=bf16"],
         vec!["topology.data=2", "topology.zero=3", "topology.recompute=selective"],
         vec!["topology.data=2", "topology.zero=1", "topology.offload=optimizer"],

@@ -331,4 +331,32 @@ fn sums_of_every_micro_batch_hide_in_the_size_that_is_named() {
     // Two windows of a block's size are all of a stage of two blocks.
     let small = described(&["topology={pipeline: 8, data: 2, zero: 2}"]).concat();
     assert!(small.contains("ZeRO 2 saves no memory here"), "{small}");
+    // Breadth first, the named number of micro-batches sends half as much, and is named until it is all.
+    let first =
+        "topology={tensor: 4, pipeline: 2, data: 4, zero: 2, schedule: breadth_first, chunks: 4}";
+    let seconds = |sets: &[&str]| {
+        let sets = [&[model, "batch.global=512"], sets].concat();
+        let planned = planned(&sets.into_iter().map(str::to_string).collect::<Vec<_>>()).unwrap();
+        stage_times::seconds(&dry_run::stages(&planned.manifest), &planned.setup)
+    };
+    let named = |line: &str| {
+        let (_, named) = line.split_once("with topology.zero_every=").unwrap();
+        named.split_once(" half of both").unwrap().0.to_string()
+    };
+    let mut slower = seconds(&[first]);
+    let mut line = described(&[first]).concat();
+    for every in [2, 4] {
+        assert_eq!(named(&line), every.to_string(), "{line}");
+        let set = format!("topology.zero_every={every}");
+        line = described(&[first, &set]).concat();
+        assert!(line.contains(&format!("every {every} micro-batches")), "{line}");
+        let faster = seconds(&[first, &set]);
+        assert!(faster < slower, "{set}: {faster} s, not below {slower} s");
+        slower = faster;
+    }
+    // Two of three chunks and half of the weights are more than the whole.
+    let shards = "topology={pipeline: 2, data: 2, zero: 3, schedule: breadth_first, chunks: 4}";
+    assert_eq!(described(&[shards, "topology.data=8"]), none);
+    let few = described(&[shards, "topology.chunks=3", "model.layers=18"]).concat();
+    assert!(few.contains("ZeRO 3 saves no memory here"), "{few}");
 }

@@ -10,7 +10,7 @@ train: {samples: 800}
 ";
 
 /// Settings of every kind of grid.
-pub const GRIDS: [&[&str]; 28] = [
+pub const GRIDS: [&[&str]; 32] = [
     &["topology.tensor=2"],
     &["topology.tensor=4", "topology.recompute=full", "precision=bf16"],
     &["topology.tensor=2", "topology.sequence_parallel=true", "topology.recompute=selective"],
@@ -39,4 +39,13 @@ pub const GRIDS: [&[&str]; 28] = [
     &["topology={data: 8, shard: 2, zero: 3}", "precision=bf16"],
     &["topology={data: 4, shard: 2, zero: 2, states: shard, pipeline: 2}", "precision=bf16"],
     &["topology={data: 8, shard: 2, zero: 3, states: shard}", "optimizer=adafactor"],
+    &["topology={pipeline: 2, tensor: 2, schedule: breadth_first}"],
+    &["topology={pipeline: 2, data: 2, zero: 3, schedule: breadth_first, chunks: 4}"],
+    &[
+        "topology={pipeline: 2, data: 2, zero: 2, zero_every: 4, schedule: breadth_first}",
+        "precision=bf16",
+    ],
+    &[
+        "topology={pipeline: 2, data: 2, zero: 3, zero_every: 8, schedule: breadth_first, chunks: 4}",
+    ],
 ];

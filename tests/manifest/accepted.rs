@@ -191,6 +191,15 @@ fn settings_of_another_value_fall_with_it() {
     let topology = |sets: &[&str]| read(&chunks, sets).manifest.topology;
     assert_eq!((topology(&[]).chunks, topology(&["topology.schedule=1f1b"]).chunks), (3, 1));
     assert_eq!(topology(&["topology.schedule=interleaved"]).chunks, 3);
+    let sums = ["topology.schedule=breadth_first", "topology.zero=2", "topology.zero_every=4"];
+    let first = topology(&sums);
+    assert_eq!((first.chunks, first.zero_every), (3, 4));
+    let summed =
+        chunks.replace("schedule: interleaved", "schedule: breadth_first, zero: 2, zero_every: 4");
+    let summed_topology = |sets: &[&str]| read(&summed, sets).manifest.topology;
+    assert_eq!(summed_topology(&[]).zero_every, 4);
+    let other = summed_topology(&["topology.schedule=interleaved"]);
+    assert_eq!((other.chunks, other.zero_every), (3, 1));
     let both = ["topology.chunks=3", "topology.schedule=1f1b"];
     assert!(complaints(&chunks, &both).contains("topology.chunks is only for"));
     let scaled = format!("{GOOD}precision: fp16\nloss_scale: 1024\n");

@@ -63,7 +63,7 @@ fn values_of_the_wrong_kind_say_what_was_found_and_what_is_taken() {
         "topology: 4",
         "m.yaml:17: topology is \"4\" → it takes a section with keys chunks, \
          compression, data, layer_split, neighbours, offload, overlap_p2p, pipeline, recompute, schedule, \
-         sequence_parallel, shard, states, tensor, zero",
+         sequence_parallel, shard, states, tensor, zero, zero_every",
     );
 }
 
@@ -153,9 +153,32 @@ fn shapes_that_do_not_fit_are_refused_with_the_numbers() {
     );
     check_added(
         "topology: {pipeline: 2, zero: 3}",
-        "m.yaml:17: topology.zero 3 with topology.pipeline 2: a stage would gather its weights twice \
-         for each micro-batch, which costs more traffic than the memory is worth → set topology.zero \
-         to 2, which shards gradients and optimizer states, or topology.pipeline to 1",
+        "m.yaml:17: topology.zero 3 with topology.pipeline 2 and schedule: 1f1b: a stage would gather \
+         its weights twice for each micro-batch, which costs more traffic than the memory is worth → \
+         set topology.zero to 2, which shards gradients and optimizer states, topology.pipeline to 1, or \
+         topology.schedule to breadth_first with topology.chunks of 3 or more, which gathers a chunk \
+         twice per step",
+    );
+    check_added(
+        "topology: {pipeline: 2, zero: 3, schedule: breadth_first, layer_split: balanced}",
+        "m.yaml:17: topology.zero 3 with topology.chunks 2: the weights of two chunks are whole at a \
+         time, so nothing is saved → set topology.chunks to 3 or more, or topology.zero to 2",
+    );
+    check_added(
+        "topology: {schedule: breadth_first}",
+        "m.yaml:17: schedule: breadth_first needs at least 2 pipeline stages → set topology.schedule to \
+         1f1b",
+    );
+    check_added(
+        "topology: {data: 2, zero: 1, zero_every: 4}",
+        "m.yaml:17: topology.zero_every 4 with topology.zero 1, which sums gradients over replicas once \
+         per step → set topology.zero to 2, or remove topology.zero_every",
+    );
+    check_added(
+        "topology: {pipeline: 2, data: 2, zero: 2, zero_every: 4}",
+        "m.yaml:17: topology.zero_every 4 with schedule: 1f1b: the gradients of all blocks of a stage \
+         would be whole at a time, as at topology.zero 1 → set topology.schedule to breadth_first in a \
+         pipeline, or topology.zero to 1, or remove topology.zero_every",
     );
     check_added(
         "topology: {data: 2, zero: 2, compression: powersgd}",
@@ -191,8 +214,8 @@ fn shapes_that_do_not_fit_are_refused_with_the_numbers() {
     );
     check_added(
         "topology: {chunks: 2}",
-        "m.yaml:17: topology.chunks is only for schedule: interleaved → set topology.schedule to \
-         interleaved, or remove it",
+        "m.yaml:17: topology.chunks is only for schedule: interleaved and breadth_first → set \
+         topology.schedule to interleaved, or remove it",
     );
 }
 

@@ -31,7 +31,7 @@ fn it_learns_as_bf16_does() {
 #[test]
 fn every_grid_learns_as_one_rank_does() {
     let one = train(&[FP8], &GLOBAL);
-    let grids: [&[&str]; 7] = [
+    let grids: [&[&str]; 8] = [
         &["topology.tensor=2"],
         &["topology.tensor=2", "topology.sequence_parallel=true", "topology.recompute=full"],
         &["topology.data=2"],
@@ -39,6 +39,10 @@ fn every_grid_learns_as_one_rank_does() {
         &["topology.pipeline=2", "topology.schedule=interleaved"],
         &["topology.tensor=2", "topology.pipeline=2", "topology.data=2", "topology.zero=1"],
         &["topology.pipeline=2", "topology.data=2", "topology.zero=2"],
+        &[
+            "topology={pipeline: 2, schedule: breadth_first, chunks: 3, data: 2, zero: 3}",
+            "topology.layer_split=[0, 1, 1, 1, 1, 0]",
+        ],
     ];
     for grid in grids {
         let sets = [&[FP8], grid].concat();

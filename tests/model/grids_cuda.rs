@@ -111,6 +111,15 @@ fn nccl_qwen3_tensor_2() {
     check_model(&qwen3, &["topology.tensor=2", "topology.sequence_parallel=true"], How::Nccl);
 }
 
+/// ZeRO 3 in a pipeline, and sums of two micro-batches, whose other passes graphs may replay.
+#[test]
+fn nccl_breadth_first() {
+    let model = ["model.layers=6", "model.dropout=0.1"];
+    let order = "topology={pipeline: 2, schedule: breadth_first, chunks: 3, data: 2}";
+    check_model(&model, &[order, "topology.zero=3"], How::Nccl);
+    check_model(&model, &[order, "topology.zero=2", "topology.zero_every=2"], How::Nccl);
+}
+
 /// The cap of the logits and the second loss, over a vocabulary that two ranks share.
 #[test]
 fn nccl_capped_tensor_2() {
@@ -173,6 +182,7 @@ fn nccl_stages_change_no_bit() {
     let alone = losses(&[]);
     assert_eq!(losses(&["topology.pipeline=2"]), alone);
     assert_eq!(losses(&["topology.pipeline=2", "topology.schedule=interleaved"]), alone);
+    assert_eq!(losses(&["topology.pipeline=2", "topology.schedule=breadth_first"]), alone);
 }
 
 /// Outcomes of two steps.

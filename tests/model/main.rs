@@ -6,6 +6,7 @@
 //! | `llama` | the same for Llama, Mistral, Qwen2 and Qwen3, and transformers |
 //! | `grids` | every grid of ranks equals one rank, in several families of settings |
 //! | `zero_in_pipeline` | ZeRO 2 in every schedule of a pipeline equals one rank |
+//! | `breadth_first` | breadth-first pipelines, with ZeRO 3 and sums of micro-batches, equal one rank |
 //! | `two_levels` | shard groups and copies of them equal one rank; one group of all is one level |
 //! | `grids_cuda` | grids of GPUs (the software stand-in, or one real GPU) equal one CPU; CUDA graphs |
 //! | `offload` | states on the host change no bit, on any grid, CPU and GPU |
@@ -27,6 +28,7 @@
 mod common;
 
 mod adam8bit;
+mod breadth_first;
 mod compression;
 mod fp16;
 mod fp8;

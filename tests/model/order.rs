@@ -84,7 +84,7 @@ fn work_of_every_manifest_is_ordered() {
 }
 
 /// Kinds of grids, each with waits that its result depends on.
-const GRIDS: [&[&str]; 22] = [
+const GRIDS: [&[&str]; 27] = [
     &["topology.data=2"],
     &["topology={data: 2, zero: 1}"],
     &["topology={data: 2, zero: 2}", "precision=bf16"],
@@ -118,6 +118,28 @@ const GRIDS: [&[&str]; 22] = [
     &[
         "topology={data: 4, shard: 2, zero: 3, offload: {what: full, gradients: host}}",
         "batch.micro=2",
+    ],
+    &["topology={pipeline: 2, schedule: breadth_first}", "model.layers=4"],
+    &[
+        "topology={pipeline: 2, data: 2, zero: 3, schedule: breadth_first, chunks: 3}",
+        "model.layers=12",
+        "precision=bf16",
+    ],
+    &[
+        "topology={pipeline: 2, data: 2, zero: 2, zero_every: 2, schedule: breadth_first, tensor: 2, \
+         sequence_parallel: true}",
+        "model.layers=8",
+    ],
+    &[
+        "topology={pipeline: 2, data: 4, shard: 2, zero: 3, zero_every: 3, schedule: breadth_first, \
+         chunks: 3}",
+        "model.layers=12",
+        "batch.micro=2",
+    ],
+    &[
+        "topology={pipeline: 2, data: 2, zero: 3, zero_every: 2, schedule: breadth_first, chunks: 3, \
+         offload: {what: full, gradients: host}}",
+        "model.layers=12",
     ],
 ];
 

@@ -12,11 +12,11 @@
 //! The squares for the norm are summed as the gradients of the last micro-batch are stored.
 
 use super::plan::{Residence, Values};
-use super::ring::{Ring, Windows, gradient_windows};
+use super::ring::{Ring, Windows};
 use super::{BucketState, ShardedParams};
 use base::DType;
 use device::{Arena, Backend, Tensor, Transfer, op};
-use model::Module;
+use model::{MicroBatch, Module};
 use std::cell::{Cell, RefCell};
 
 /// Sums over a gradient that its bucket's buffer holds.
@@ -85,12 +85,12 @@ struct HostCopy {
 }
 
 impl HostGrads {
-    pub fn new(buckets: &[BucketState], norms: Norms) -> HostGrads {
+    pub fn new(buckets: &[BucketState], windows: usize, norms: Norms) -> HostGrads {
         HostGrads {
             norms,
             micros: Cell::new(0),
             stored: buckets.iter().map(|_| Cell::new(0)).collect(),
-            copies: RefCell::new(Ring::new(gradient_windows(true))),
+            copies: RefCell::new(Ring::new(windows)),
         }
     }
 
@@ -102,14 +102,15 @@ impl HostGrads {
 
     /// Prepares the window of a block for its backward, and starts the fetch for the next block. No
     /// reduction may be running in the window.
-    pub fn prepare(&self, params: &ShardedParams, index: usize) {
+    pub fn prepare(&self, params: &ShardedParams, index: usize, at: MicroBatch) {
         let bucket = &params.buckets[index];
         if bucket.grads.residence != Residence::Host {
             return;
         }
         self.begin_fetch(params, index);
         self.finish_copy(params.be, index);
-        if params.level >= 2 || self.stored[index].get() == 0 {
+        let is_empty = if params.level >= 2 { at.opens } else { self.stored[index].get() == 0 };
+        if is_empty {
             params.be.run(op::Zero { x: bucket.grads.whole.set() });
         }
         // Copies out the gradients reduced during the previous block, during this one.

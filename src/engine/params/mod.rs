@@ -3,7 +3,8 @@
 //!
 //! Collectives are started during the computation and overlap with it. At ZeRO 2 and 3 the
 //! reduction of a block must end before another block needs its window (`ring`): in a pipeline, that
-//! may be a block of the next micro-batch or of another chunk.
+//! may be a block of the next micro-batch or of another chunk. A breadth-first pipeline may keep the
+//! weights of a chunk whole, and sum its gradients, for several micro-batches (`WindowCounts`).
 
 mod host_grads;
 mod offload;
@@ -21,7 +22,7 @@ pub use offload::Offload;
 pub use plan::{
     Among, BucketState, OffloadPlan, Residence, plan_buckets, plan_fp8_codes, plan_states,
 };
-pub use ring::Windows;
+pub use ring::{WindowCounts, Windows};
 pub use slices::{Replica, StateRange, StateSlice, is_whole, saved_shape, slice_states};
 
 use super::groups::{Groups, model_dtype};
@@ -30,9 +31,9 @@ use base::{DType, rng};
 use comm::{Collective, Group, Pending};
 use device::{Backend, Tensor, Transfer, op};
 use host_grads::HostGrads;
-use manifest::{Manifest, Model};
-use model::{Bucket, Layout, MicroBatch, Module, Param, ParamStore, Params, Weight};
-use ring::{Ring, WEIGHT_WINDOWS, gradient_windows};
+use manifest::{Manifest, Model, Schedule};
+use model::{Bucket, Direction, Layout, MicroBatch, Module, Param, ParamStore, Params, Weight};
+use ring::{Ring, SHARE_WINDOWS};
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
@@ -57,6 +58,9 @@ pub struct ShardedParams<'a> {
     host_grads: Option<HostGrads>,
     /// Whether `Compression` reduces the gradients of blocks in this step.
     compressing: Cell<bool>,
+    windows: WindowCounts,
+    /// Direction of the running pass.
+    direction: Cell<Direction>,
     in_flight: RefCell<InFlight>,
 }
 
@@ -91,27 +95,20 @@ struct Begun {
     pending: Pending,
 }
 
-/// Gather state of ZeRO 3 between passes: the buckets that the windows of weights hold whole, and
-/// the bucket used last. Part of the key of a captured graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct GatherState {
-    whole: Ring<usize>,
-    last: usize,
-}
+/// Gather state of ZeRO 3 between passes: the buckets that the windows of weights hold whole. Part of the
+/// key of a captured graph.
+pub type GatherState = Ring<usize>;
 
 impl InFlight {
     /// No collective or transfer, and empty windows.
-    fn none(buckets: &[BucketState]) -> InFlight {
-        let on_host = buckets
-            .iter()
-            .any(|bucket| bucket.grads.residence == Residence::Host);
+    fn none(buckets: &[BucketState], windows: WindowCounts) -> InFlight {
         InFlight {
             gathers: buckets.iter().map(|_| Vec::new()).collect(),
             fills: buckets.iter().map(|_| None).collect(),
-            shares: Ring::new(WEIGHT_WINDOWS),
+            shares: Ring::new(SHARE_WINDOWS),
             reductions: Vec::new(),
-            scattering: Ring::new(gradient_windows(on_host)),
-            gathered: GatherState { whole: Ring::new(WEIGHT_WINDOWS), last: 0 },
+            scattering: Ring::new(windows.gradients),
+            gathered: Ring::new(windows.weights),
         }
     }
 }
@@ -132,6 +129,7 @@ enum GradStep {
 pub struct ParamMemory {
     pub layout: Layout,
     pub buckets: Vec<BucketState>,
+    pub windows: WindowCounts,
     pub states: Vec<ParamStates>,
     /// Updates of the states that are on the host.
     pub offload: Option<Offload>,
@@ -147,7 +145,7 @@ impl<'a> ShardedParams<'a> {
         m: &Manifest,
         memory: ParamMemory,
     ) -> ShardedParams<'a> {
-        let ParamMemory { layout, buckets, states, offload, norms } = memory;
+        let ParamMemory { layout, buckets, windows, states, offload, norms } = memory;
         ShardedParams {
             be,
             level: zero_level(&groups, m),
@@ -157,8 +155,10 @@ impl<'a> ShardedParams<'a> {
             model_dtype: model_dtype(m.precision),
             groups,
             layout,
-            host_grads: norms.map(|norms| HostGrads::new(&buckets, norms)),
-            in_flight: RefCell::new(InFlight::none(&buckets)),
+            host_grads: norms.map(|norms| HostGrads::new(&buckets, windows.gradients, norms)),
+            in_flight: RefCell::new(InFlight::none(&buckets, windows)),
+            windows,
+            direction: Cell::new(Direction::Forward),
             buckets,
             params: states,
             offload,
@@ -363,8 +363,8 @@ impl<'a> ShardedParams<'a> {
     /// Starts gathering the updated weights.
     pub fn begin_all_gather(&self) {
         let in_flight = &mut *self.in_flight.borrow_mut();
-        in_flight.gathered.whole = Ring::new(WEIGHT_WINDOWS);
-        in_flight.shares = Ring::new(WEIGHT_WINDOWS);
+        in_flight.gathered = Ring::new(self.windows.weights);
+        in_flight.shares = Ring::new(SHARE_WINDOWS);
         for (index, bucket) in self.buckets.iter().enumerate() {
             if self.level > 0 {
                 in_flight.gathers[index].extend(self.begin(bucket.gathers_after_update()));
@@ -386,7 +386,7 @@ impl<'a> ShardedParams<'a> {
         let is_idle = in_flight.gathers.iter().all(Vec::is_empty)
             && in_flight.reductions.is_empty()
             && in_flight.scattering.is_empty();
-        is_idle.then_some(in_flight.gathered)
+        is_idle.then(|| in_flight.gathered.clone())
     }
 
     /// Sets the gather state after the replay of a pass.
@@ -403,7 +403,7 @@ impl<'a> ShardedParams<'a> {
                     self.groups
                         .embedding
                         .all_reduce(bucket.grads_by_name.accumulate[Weight::TokenEmbed]);
-                    self.begin_reduction(index, MicroBatch { first: false, last: true });
+                    self.begin_reduction(index, MicroBatch::new(0, 1, 1));
                 }
             }
         }
@@ -484,7 +484,7 @@ impl<'a> ShardedParams<'a> {
         match &self.host_grads {
             None => {
                 let stored = bucket.grads.stored;
-                let sum = if micro.first { stored.set() } else { stored.add() };
+                let sum = if micro.in_first_sum { stored.set() } else { stored.add() };
                 self.be.run(op::Copy { x: part, y: sum });
                 self.zero_sums(bucket);
                 if let Some(sum) = bucket.sum_of_copies().filter(|_| micro.last) {
@@ -504,7 +504,11 @@ impl<'a> ShardedParams<'a> {
         match bucket.grads.residence {
             Residence::Whole if !micro.last => GradStep::Accumulate,
             Residence::Whole if in_two_stages => GradStep::ReduceLater,
-            Residence::Whole | Residence::Shard => GradStep::Reduce,
+            Residence::Whole => GradStep::Reduce,
+            Residence::Shard | Residence::Host if self.level >= 2 && !micro.closes => {
+                GradStep::Accumulate
+            }
+            Residence::Shard => GradStep::Reduce,
             Residence::Host if micro.last || self.level >= 2 => GradStep::Reduce,
             Residence::Host => GradStep::StoreSums,
         }
@@ -527,11 +531,17 @@ impl<'a> ShardedParams<'a> {
 /// Effective ZeRO level: 0 if there is only one data-parallel rank.
 pub fn zero_level(groups: &Groups, m: &Manifest) -> u8 {
     let level = if groups.grad_sum.size() == 1 { 0 } else { m.topology.zero };
-    assert!(level < 3 || groups.pipeline.size() == 1, "ZeRO-{level} under a pipeline");
+    let is_alone = groups.pipeline.size() == 1;
+    let keeps_chunks = m.topology.schedule == Schedule::BreadthFirst;
+    assert!(level < 3 || is_alone || keeps_chunks, "ZeRO-{level} under a pipeline");
     level
 }
 
 impl ParamStore for ShardedParams<'_> {
+    fn begin_pass(&self, direction: Direction) {
+        self.direction.set(direction);
+    }
+
     fn weights(&self, index: usize) -> &Params {
         let bucket = &self.buckets[index];
         if bucket.weights.residence.has_window() {
@@ -542,17 +552,18 @@ impl ParamStore for ShardedParams<'_> {
         &bucket.weights_by_name
     }
 
-    fn grads(&self, index: usize, first_micro: bool) -> &Params {
+    fn grads(&self, index: usize, at: MicroBatch) -> &Params {
         let bucket = &self.buckets[index];
         if bucket.grads.residence.has_window() {
             self.accumulate_shard(index);
         }
         if let Some(host) = &self.host_grads {
-            host.prepare(self, index);
+            host.prepare(self, index, at);
         }
-        let first = first_micro || bucket.grads.residence == Residence::Shard;
+        let is_shard = bucket.grads.residence == Residence::Shard;
+        let is_empty = if is_shard { at.opens } else { at.first };
         let grads = &bucket.grads_by_name;
-        if first { &grads.overwrite } else { &grads.accumulate }
+        if is_empty { &grads.overwrite } else { &grads.accumulate }
     }
 
     fn grads_done(&self, index: usize, micro: MicroBatch) {

@@ -229,7 +229,7 @@ mod tests {
     use super::*;
     use crate::groups::Groups;
     use crate::masters::PIECE;
-    use crate::params::{self, OffloadPlan};
+    use crate::params::{self, OffloadPlan, WindowCounts};
     use crate::rule::{Place, optimizer_rule};
     use device::cpu::Cpu;
     use manifest::{self, Manifest};
@@ -257,8 +257,10 @@ topology: {data: 2, zero: 1, offload: optimizer}
         let layout = Layout::new(&m.model, ModelShard { dp: 2, ..ModelShard::whole(&m.model) });
         let rule = optimizer_rule(&m);
         let levels = Levels::one(2, dp_rank);
+        let windows = WindowCounts::by_block(false);
         let lay_out = |arenas: &Arenas| {
-            let buckets = params::plan_buckets(1, levels, &layout, DType::BF16, on_host, arenas);
+            let buckets =
+                params::plan_buckets(1, levels, &layout, DType::BF16, on_host, windows, arenas);
             let (states, _) = params::plan_states(&layout, &buckets, &*rule, true, arenas);
             let offload = Offload::plan(&buckets, &states, DType::BF16, size, &arenas.staging);
             let scalars = arenas.inputs.matrix(1, 3, DType::F32);

@@ -5,7 +5,7 @@
 //! | 0 | whole | whole, all-reduced after the last micro-batch | whole |
 //! | 1 | whole, gathered after the update | whole, reduce-scattered after the last | own shard |
 //! | 2 | as 1 | blocks: own shard, reduce-scattered and added after each micro-batch | own shard |
-//! | 3 | own shard; each block is gathered one block ahead | as 2 | own shard |
+//! | 3 | own shard; each block is gathered one block ahead, in a pipeline one chunk ahead | as 2 | own shard |
 //!
 //! A bucket is divided into equal shards. The embedding and the head remain whole throughout a step.
 //!
@@ -19,16 +19,16 @@
 //! gradients of blocks may also be stored on the host (`host_grads`).
 
 use super::maxima::RankMaxima;
-use super::ring::{WEIGHT_WINDOWS, Windows, gradient_windows};
+use super::ring::{SHARE_WINDOWS, WindowCounts, Windows};
 use crate::arenas::Arenas;
 use crate::rule::OptimizerRule;
 use crate::states::{MODEL, ParamStates, StateSpec};
 use base::DType;
 use comm::Collective;
 use device::{Arena, Backend, Tensor};
-use manifest::{GradientHome, Manifest, OffloadWhat};
+use manifest::{GradientHome, Manifest, OffloadWhat, Schedule};
 use model::layers::fp8;
-use model::{Bucket, Layout, Module, Params};
+use model::{Bucket, Chunk, Layout, Module, Params};
 use plan::levels::Levels;
 use std::ops::Range;
 
@@ -52,6 +52,23 @@ impl OffloadPlan {
             grads: states && offload.gradients == GradientHome::Host,
             states,
         }
+    }
+
+    /// Numbers of windows of a rank at an effective ZeRO level. Breadth first, ZeRO 3 holds the weights of a
+    /// chunk whole for all micro-batches while those of the next are gathered, and `topology.zero_every` the
+    /// gradients of a chunk.
+    pub fn count_windows(self, m: &Manifest, level: u8, chunks: &[Chunk]) -> WindowCounts {
+        let blocks = chunks.iter().map(|chunk| chunk.layers.len()).max();
+        let blocks = blocks.unwrap_or(0).max(1);
+        let mut counts = WindowCounts::by_block(self.grads);
+        let by_chunk = m.topology.schedule == Schedule::BreadthFirst;
+        if by_chunk && level == 3 && !self.weights {
+            (counts.weights, counts.ahead) = (2 * blocks, blocks);
+        }
+        if m.topology.zero_every > 1 && level >= 2 {
+            counts.gradients = counts.gradients.max(blocks);
+        }
+        counts
     }
 
     fn place_weights(self, bucket: &Bucket, level: u8) -> Residence {
@@ -256,17 +273,18 @@ pub fn plan_buckets(
     layout: &Layout,
     model: DType,
     on_host: OffloadPlan,
+    windows: WindowCounts,
     arenas: &Arenas,
 ) -> Vec<BucketState> {
     let weights_at = |bucket: &Bucket| on_host.place_weights(bucket, level);
     let grads_at = |bucket: &Bucket| on_host.place_grads(bucket, level);
     let in_turn = longest(layout, |bucket| weights_at(bucket).has_window());
-    let gathered = in_turn.map(|len| Windows::plan(WEIGHT_WINDOWS, len, model, &arenas.weights));
+    let gathered = in_turn.map(|len| Windows::plan(windows.weights, len, model, &arenas.weights));
     let shares = in_turn
         .filter(|_| on_host.weights && level > 0)
-        .map(|len| Windows::plan(WEIGHT_WINDOWS, len / levels.pieces(), model, &arenas.weights));
+        .map(|len| Windows::plan(SHARE_WINDOWS, len / levels.pieces(), model, &arenas.weights));
     let reduced = longest(layout, |bucket| grads_at(bucket).has_window())
-        .map(|len| Windows::plan(gradient_windows(on_host.grads), len, DType::F32, &arenas.grads));
+        .map(|len| Windows::plan(windows.gradients, len, DType::F32, &arenas.grads));
     let mut states = Vec::new();
     for (index, bucket) in layout.buckets.iter().enumerate() {
         let len = bucket.range.len();

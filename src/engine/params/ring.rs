@@ -1,19 +1,28 @@
 //! Windows: device buffers that buckets use in turn. Only this file maps a bucket to its window, so that
-//! consecutive buckets of a pass have different ones. It does not know what a window holds.
+//! as many consecutive buckets as there are windows have different ones. It does not know what a window
+//! holds.
 
 use base::DType;
 use device::{Arena, Tensor};
 
-/// Windows of weights: one is used while the next is filled.
-pub const WEIGHT_WINDOWS: usize = 2;
+/// Windows of shards that are copied from the host: one is gathered while the next is filled.
+pub const SHARE_WINDOWS: usize = 2;
 
-/// Largest number of windows of a kind.
-const MOST: usize = 3;
+/// Numbers of windows of a rank.
+#[derive(Clone, Copy, Debug)]
+pub struct WindowCounts {
+    pub weights: usize,
+    /// Number of buckets by which the gather of weights precedes their use.
+    pub ahead: usize,
+    pub gradients: usize,
+}
 
-/// Windows of gradients: one is computed in and one is reduced. With gradients on the host, a third is
-/// copied to or from it.
-pub fn gradient_windows(on_host: bool) -> usize {
-    if on_host { 3 } else { 2 }
+impl WindowCounts {
+    /// Blocks in turn. Of weights, one is used while the next is filled; of gradients, one is computed
+    /// and one is reduced. With gradients on the host, a third is copied to or from it.
+    pub fn by_block(grads_on_host: bool) -> WindowCounts {
+        WindowCounts { weights: 2, ahead: 1, gradients: if grads_on_host { 3 } else { 2 } }
+    }
 }
 
 /// Number of the window that bucket `index` uses.
@@ -38,32 +47,28 @@ impl Windows {
 }
 
 /// Contents of the windows of a kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ring<T> {
-    windows: usize,
-    contents: [Option<T>; MOST],
-}
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Ring<T>(Vec<Option<T>>);
 
 impl<T> Ring<T> {
     /// Empty windows.
     pub fn new(windows: usize) -> Ring<T> {
-        assert!((1..=MOST).contains(&windows), "{windows} windows");
-        Ring { windows, contents: [const { None }; MOST] }
+        Ring((0..windows).map(|_| None).collect())
     }
 
     /// Contents of the window that bucket `index` uses.
     pub fn contents(&mut self, index: usize) -> &mut Option<T> {
-        &mut self.contents[window(index, self.windows)]
+        let windows = self.0.len();
+        &mut self.0[window(index, windows)]
     }
 
     /// Empties every window and returns the contents.
-    pub fn drain(&mut self) -> impl Iterator<Item = T> + use<T> {
-        let contents = &mut self.contents;
-        contents.each_mut().map(Option::take).into_iter().flatten()
+    pub fn drain(&mut self) -> impl Iterator<Item = T> {
+        self.0.iter_mut().filter_map(Option::take)
     }
 
     /// Whether every window is empty.
     pub fn is_empty(&self) -> bool {
-        self.contents.iter().all(Option::is_none)
+        self.0.iter().all(Option::is_none)
     }
 }

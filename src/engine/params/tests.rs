@@ -4,7 +4,7 @@ use crate::states::{Extent, TensorSlice};
 use ::plan::levels::Levels;
 use comm::{Group, Message, Solo};
 use device::cpu::Cpu;
-use model::{MicroBatch, ModelShard};
+use model::{Direction, MicroBatch, ModelShard};
 use std::rc::Rc;
 
 /// Group of two ranks whose peer is absent. Records the start and end of collectives.
@@ -59,19 +59,24 @@ train: {samples: 800}
     let log = Log::default();
     let levels = Levels::one(2, 0);
     let measured = Arenas::measuring();
-    plan_buckets(level, levels, &layout, DType::BF16, OffloadPlan::default(), &measured);
+    let windows = WindowCounts::by_block(false);
+    let plan = |arenas: &Arenas| {
+        let on_device = OffloadPlan::default();
+        plan_buckets(level, levels, &layout, DType::BF16, on_device, windows, arenas)
+    };
+    plan(&measured);
     let arenas = measured.reserve(&cpu).unwrap();
-    let buckets =
-        plan_buckets(level, levels, &layout, DType::BF16, OffloadPlan::default(), &arenas);
+    let buckets = plan(&arenas);
     let groups = Groups { grad_sum: Box::new(log.clone()), ..Groups::solo() };
     let states = Vec::new();
-    let memory = ParamMemory { layout, buckets, states, offload: None, norms: None };
+    let memory = ParamMemory { layout, buckets, windows, states, offload: None, norms: None };
     let params = ShardedParams::new(&cpu, groups, &m, memory);
     for micro in 0..micros {
-        let at = MicroBatch { first: micro == 0, last: micro + 1 == micros };
+        let at = MicroBatch::new(micro, micros, 1);
+        params.begin_pass(Direction::Backward);
         for block in (1..=4).rev() {
             params.weights(block);
-            params.grads(block, at.first);
+            params.grads(block, at);
             log.write(&format!("block {block}"));
             params.grads_done(block, at);
         }

@@ -1,37 +1,44 @@
 //! Weights that are whole on the device only while in use: the windows shared by blocks under ZeRO
-//! 3, and those for weights stored on the host. One window is used while the next is filled.
+//! 3, and those for weights stored on the host. One is used while the next is filled, or those of a
+//! chunk of layers while those of the next chunk are filled.
 
 use super::plan::{Residence, Values};
 use super::{InFlight, ShardedParams};
+use model::Direction;
 
 impl ShardedParams<'_> {
     /// Makes a windowed bucket whole: a block of ZeRO 3, or also the embedding if weights are on
-    /// the host. Starts to make the next one of the pass whole. If weights are copied from the host
-    /// before a gather, also starts the copy for the bucket after the next.
+    /// the host. Starts to make the next ones of the pass whole (`WindowCounts::ahead`): their windows
+    /// are those of buckets that this pass, or the passes of this chunk, have used. If weights are copied
+    /// from the host before a gather, also starts the copy for the bucket after these.
     pub(super) fn gather_block(&self, block: usize) {
         let in_flight = &mut *self.in_flight.borrow_mut();
         self.begin_window(in_flight, block);
         self.finish_window(in_flight, block);
-        let last = std::mem::replace(&mut in_flight.gathered.last, block);
-        let forwards = block >= last;
-        if let Some(next) = self.next_windowed(block, forwards) {
+        let mut last = block;
+        for _ in 0..self.windows.ahead {
+            let Some(next) = self.next_windowed(last) else { return };
             self.begin_window(in_flight, next);
-            if let Some(after_next) = self.next_windowed(next, forwards) {
-                self.begin_share(in_flight, after_next);
-            }
+            last = next;
+        }
+        if let Some(after) = self.next_windowed(last) {
+            self.begin_share(in_flight, after);
         }
     }
 
     /// Bucket that a pass uses after another, if it has a window.
-    fn next_windowed(&self, index: usize, forwards: bool) -> Option<usize> {
-        let next = if forwards { index + 1 } else { index.checked_sub(1)? };
+    fn next_windowed(&self, index: usize) -> Option<usize> {
+        let next = match self.direction.get() {
+            Direction::Forward => index + 1,
+            Direction::Backward => index.checked_sub(1)?,
+        };
         let bucket = self.buckets.get(next)?;
         bucket.weights.residence.has_window().then_some(next)
     }
 
     /// Starts to make a bucket whole, unless its window already holds it.
     fn begin_window(&self, in_flight: &mut InFlight, index: usize) {
-        let previous = in_flight.gathered.whole.contents(index).replace(index);
+        let previous = in_flight.gathered.contents(index).replace(index);
         if previous == Some(index) {
             return;
         }

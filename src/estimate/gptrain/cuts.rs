@@ -65,7 +65,7 @@ pub fn list(m: &Manifest, base: &Setup, ramp: Ramp, devices: usize, extras: Extr
             let mut base = base.clone();
             let t = &mut base.topology;
             t.schedule = if chunks > 1 { Schedule::Interleaved } else { Schedule::OneFOneB };
-            (t.chunks, t.layer_split) = (chunks, layer_split);
+            (t.chunks, t.layer_split, t.zero_every) = (chunks, layer_split, 1);
             let recomputes = recomputes(&base);
             for micro in micros.iter().filter(|micro| {
                 ramp.sizes()

@@ -10,7 +10,7 @@ use comm::dry::{self, Event, Journal, WaitPoint};
 use comm::{Op, Solo};
 use device::{self, COPIES, Gpu, Tally};
 use engine::{self, Engine, Groups, MemoryPlan};
-use manifest::{Batch, DeviceChoice, GradientHome, Manifest, Train};
+use manifest::{Batch, DeviceChoice, GradientHome, Manifest, Schedule, Topology, Train};
 use plan::grid::Axis;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -327,15 +327,24 @@ pub fn count_stage(m: &Manifest, stage: usize) -> (MemoryPlan, Work) {
 }
 
 /// Counted in steps of one and two micro-batches, or as few more as the schedule allows: what the
-/// second has more is the micro-batches' work, the rest is done once.
+/// second has more is the micro-batches' work, the rest is done once. Breadth first, some messages are sent
+/// once for several micro-batches and hide behind them, so the first step has all micro-batches.
 fn count_work(m: &Manifest, stage: usize) -> Work {
-    let fewest = if m.topology.chunks > 1 { m.topology.pipeline } else { 1 };
+    let t = &m.topology;
     let micro = m.batch.micros().at(m.batch.global);
-    let global = 2 * fewest * micro * m.topology.data;
-    let batch = Batch::constant(micro, global);
+    let micros = (m.batch.global / (micro * t.data)).max(1);
+    let fewest = match t.schedule {
+        Schedule::OneFOneB | Schedule::GPipe => 1,
+        Schedule::Interleaved => t.pipeline,
+        Schedule::BreadthFirst => micros,
+    };
+    let sums_once = t.zero_every > 1 && t.zero_every >= micros;
+    let zero_every = if sums_once { usize::MAX } else { t.zero_every };
+    let topology = Topology { zero_every, ..t.clone() };
+    let batch = Batch::constant(micro, 2 * fewest * micro * t.data);
     // What does not fit is counted all the same.
     let train = Train { device_memory: None, ..m.train.clone() };
-    let m = &Manifest { batch, train, ..m.clone() };
+    let m = &Manifest { batch, train, topology, ..m.clone() };
     let device = Rc::new(device(m));
     let journal = Journal::for_device(&device);
     let engine = Engine::new(&*device, groups(m, stage, &journal), m, m.data.causal())

@@ -5,6 +5,7 @@ use super::dry_run::{self, Stage, Work};
 use super::overlap::Overlap;
 use super::prices::{self, Prices, TRAFFIC};
 use crate::setup::Setup;
+use manifest::Schedule;
 use std::sync::Arc;
 
 /// The part of a step in which replicas sum up gradients and gather weights.
@@ -24,8 +25,9 @@ pub fn seconds(stages: &[Stage], s: &Setup) -> f64 {
 pub struct StageTimes {
     /// Stages of the same work share an entry.
     stages: Vec<Arc<WorkTimes>>,
-    /// Chunks of layers of a rank.
+    /// Chunks of layers of a rank, and the order of its passes.
     chunks: f64,
+    schedule: Schedule,
 }
 
 /// Seconds of a rank's work.
@@ -85,7 +87,8 @@ impl StageTimes {
                 None => Arc::new(WorkTimes::new(&stage.work, s, prices)),
             });
         }
-        StageTimes { stages: times, chunks: s.topology.chunks as f64 }
+        let chunks = s.topology.chunks as f64;
+        StageTimes { stages: times, chunks, schedule: s.topology.schedule }
     }
 
     /// Seconds of a micro-batch's forward and backward on each stage.
@@ -106,14 +109,27 @@ impl StageTimes {
         self.stage_parts(micros, slowest(&self.micro_seconds()))
     }
 
+    /// Waits for the first micro-batch to come around the ring of a breadth-first order with fewer
+    /// micro-batches than stages, in micro-batches (`plan::timeline`'s tests).
+    fn around_ring(&self, micros: usize) -> f64 {
+        match self.schedule {
+            Schedule::BreadthFirst => {
+                let missing = self.stages.len().saturating_sub(micros);
+                (self.chunks - 1.0) * missing as f64 / self.chunks
+            }
+            Schedule::OneFOneB | Schedule::Interleaved | Schedule::GPipe => 0.0,
+        }
+    }
+
     /// Seconds of an iteration by purpose, as one stage spends them: it waits for slower ones.
     pub fn stage_parts(&self, micros: usize, stage: usize) -> Vec<(&'static str, f64)> {
-        let micros = micros as f64;
         let each = self.micro_seconds();
         let slowest = slowest(&each);
+        let around = self.around_ring(micros) * each[slowest];
+        let micros = micros as f64;
         let messages = self.stages.iter().map(|stage| stage.overlap[0].messages);
         let bare = messages.sum::<f64>() / 2.0;
-        let bubble = (each.iter().sum::<f64>() - each[slowest]) / self.chunks + bare;
+        let bubble = (each.iter().sum::<f64>() - each[slowest]) / self.chunks + bare + around;
         let bubble = bubble + (each[slowest] - each[stage]) * micros;
         let work = &self.stages[stage];
         let in_micros = work.micro.iter().map(|(name, t)| (*name, t * micros));

@@ -294,6 +294,8 @@ fn extras(s: &Setup) -> Option<String> {
             .then(|| format!("shard groups of {}", t.shard_size())),
         t.copies_states().then(|| "all states in each".to_string()),
         (t.chunks > 1).then(|| format!("{} chunks", t.chunks)),
+        (t.schedule == Schedule::BreadthFirst).then(|| "breadth first".to_string()),
+        (t.zero_every > 1).then(|| format!("sums of {} micro-batches", t.zero_every)),
         (t.layer_split != LayerSplit::Uniform)
             .then(|| layer_split_name(&t.layer_split).replace('_', " ")),
         (t.offload.what != OffloadWhat::None).then(|| format!("offload {}", t.offload.what.name())),
@@ -352,13 +354,18 @@ pub fn sets(m: &Manifest, s: &Setup) -> Vec<String> {
         sets.push("batch.micro_stages=[]".to_string());
     }
     match (m.topology.schedule, t.schedule) {
-        (_, Schedule::Interleaved) => sets.push(format!("topology.chunks={}", t.chunks)),
-        (Schedule::Interleaved, _) => sets.push("topology.chunks=null".to_string()),
+        (_, schedule) if schedule.has_chunks() => {
+            sets.push(format!("topology.chunks={}", t.chunks))
+        }
+        (schedule, _) if schedule.has_chunks() => sets.push("topology.chunks=null".to_string()),
         _ => {}
     }
     if s.program == Program::Gptrain {
         if t.offload.what != m.topology.offload.what {
             sets.push(format!("topology.offload.what={}", t.offload.what.name()));
+        }
+        if t.zero_every != m.topology.zero_every {
+            sets.push(format!("topology.zero_every={}", t.zero_every));
         }
         if t.has_two_levels() {
             sets.push(format!("topology.shard={}", t.shard_size()));

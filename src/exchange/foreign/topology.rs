@@ -7,6 +7,8 @@ use plan::split;
 
 const SPLIT: &str = "topology.layer_split";
 const SCHEDULE: &str = "topology.schedule";
+/// Schedules with chunks.
+const CHUNKED: [&str; 2] = ["interleaved", "breadth_first"];
 const CHUNKS: &str = "topology.chunks";
 /// DeepSpeed's argument: the layers that its balance counts.
 const METHOD: &str = "pp_partition_method";
@@ -75,7 +77,7 @@ pub fn set_replicas(settings: &mut Settings, args: &Arguments) -> anyhow::Result
 /// schedule without chunks.
 pub fn keep_asked_stages(settings: &mut Settings, sets: &[String]) {
     let stages = asked(sets, "topology.pipeline").map(|_| "--set topology.pipeline");
-    let schedule = asked(sets, SCHEDULE).filter(|schedule| *schedule != "interleaved");
+    let schedule = asked(sets, SCHEDULE).filter(|schedule| !CHUNKED.contains(schedule));
     let chunked = settings.get(CHUNKS).is_some();
     let schedule = schedule
         .filter(|_| chunked)

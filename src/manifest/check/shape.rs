@@ -228,17 +228,18 @@ pub fn topology(
     batch: &Batch,
     report: &mut Report,
 ) {
-    if chunks && topology.schedule != Schedule::Interleaved {
+    if chunks && !topology.schedule.has_chunks() {
         report.add(
             "topology.chunks",
-            "topology.chunks is only for schedule: interleaved",
+            "topology.chunks is only for schedule: interleaved and breadth_first",
             "set topology.schedule to interleaved, or remove it",
         );
     }
     tensor_cut(topology, model, report);
     pipeline_cut(topology, model, report);
-    check_interleaving(topology, batch, report);
+    check_chunked_schedule(topology, batch, report);
     zero_in_pipeline(topology, report);
+    check_sums_of_micros(topology, report);
     shard::check(topology, report);
     check_compression(topology, report);
     check_offload(topology, report);
@@ -437,20 +438,23 @@ fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {
     }
 }
 
-/// Checks the interleaved schedule, which needs micro-batches in groups of one per stage (Narayanan
-/// et al. 2021).
-fn check_interleaving(topology: &Topology, batch: &Batch, report: &mut Report) {
+/// Checks the schedules with chunks. The interleaved one needs micro-batches in groups of one per stage
+/// (Narayanan et al. 2021).
+fn check_chunked_schedule(topology: &Topology, batch: &Batch, report: &mut Report) {
     let keys = ["topology.schedule", "topology.pipeline", "topology.data", "batch"];
-    if topology.schedule != Schedule::Interleaved || !report.are_valid(&keys) {
+    if !topology.schedule.has_chunks() || !report.are_valid(&keys) {
         return;
     }
     let stages = topology.pipeline;
     if stages < 2 {
         return report.add(
             "topology.schedule",
-            "schedule: interleaved needs at least 2 pipeline stages",
+            format!("schedule: {} needs at least 2 pipeline stages", topology.schedule.name()),
             "set topology.schedule to 1f1b",
         );
+    }
+    if topology.schedule != Schedule::Interleaved {
+        return;
     }
     let micros = batch.micros();
     let group = |size: usize| micros.at(size) * topology.data * stages;
@@ -473,19 +477,69 @@ fn check_interleaving(topology: &Topology, batch: &Batch, report: &mut Report) {
     }
 }
 
-/// Rejects ZeRO 3 with pipeline > 1: every micro-batch would gather the weights twice.
+/// Chunks of a stage from which ZeRO 3 saves memory in a pipeline: two of them are whole at a time.
+const CHUNKS_OF_ZERO_3: usize = 3;
+
+/// Rejects ZeRO 3 in a pipeline whose schedule does not use a chunk's weights for all micro-batches in
+/// turn, or which has so few chunks that the whole ones are all of them.
 fn zero_in_pipeline(topology: &Topology, report: &mut Report) {
-    let Topology { zero, pipeline, .. } = *topology;
-    if zero == 3 && pipeline > 1 && report.are_valid(&["topology.zero", "topology.pipeline"]) {
+    let Topology { zero, pipeline, schedule, chunks, .. } = *topology;
+    let keys = ["topology.zero", "topology.pipeline", "topology.schedule", "topology.chunks"];
+    if zero < 3 || pipeline == 1 || !report.are_valid(&keys) {
+        return;
+    }
+    if schedule != Schedule::BreadthFirst {
         report.add_conflict(
             &["topology.zero", "topology.pipeline"],
             format!(
-                "topology.zero {zero} with topology.pipeline {pipeline}: a stage would gather its \
-                 weights twice for each micro-batch, which costs more traffic than the memory is \
-                 worth"
+                "topology.zero {zero} with topology.pipeline {pipeline} and schedule: {}: a stage would \
+                 gather its weights twice for each micro-batch, which costs more traffic than the memory \
+                 is worth",
+                schedule.name()
             ),
-            "set topology.zero to 2, which shards gradients and optimizer states, or \
-             topology.pipeline to 1",
+            "set topology.zero to 2, which shards gradients and optimizer states, topology.pipeline to 1, \
+             or topology.schedule to breadth_first with topology.chunks of 3 or more, which gathers a \
+             chunk twice per step",
+        );
+    } else if chunks < CHUNKS_OF_ZERO_3 {
+        report.add_conflict(
+            &["topology.zero", "topology.chunks"],
+            format!(
+                "topology.zero {zero} with topology.chunks {chunks}: the weights of two chunks are whole \
+                 at a time, so nothing is saved"
+            ),
+            format!("set topology.chunks to {CHUNKS_OF_ZERO_3} or more, or topology.zero to 2"),
+        );
+    }
+}
+
+/// Rejects sums of several micro-batches where gradients are not sharded, or where the micro-batches of a
+/// block do not follow one another.
+fn check_sums_of_micros(topology: &Topology, report: &mut Report) {
+    let Topology { zero, zero_every, schedule, .. } = *topology;
+    let keys = ["topology.zero", "topology.zero_every", "topology.schedule", "topology.pipeline"];
+    if zero_every == 1 || !report.are_valid(&keys) {
+        return;
+    }
+    if zero < 2 {
+        report.add_conflict(
+            &["topology.zero_every", "topology.zero"],
+            format!(
+                "topology.zero_every {zero_every} with topology.zero {zero}, which sums gradients over \
+                 replicas once per step"
+            ),
+            "set topology.zero to 2, or remove topology.zero_every",
+        );
+    } else if schedule != Schedule::BreadthFirst {
+        report.add_conflict(
+            &["topology.zero_every", "topology.schedule"],
+            format!(
+                "topology.zero_every {zero_every} with schedule: {}: the gradients of all blocks of a \
+                 stage would be whole at a time, as at topology.zero 1",
+                schedule.name()
+            ),
+            "set topology.schedule to breadth_first in a pipeline, or topology.zero to 1, or remove \
+             topology.zero_every",
         );
     }
 }

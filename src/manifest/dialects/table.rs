@@ -237,7 +237,7 @@ pub const ROWS: &[Row] = &[
              FSDP's `hybrid_shard`: `node`; the last two with `states: shard`")
         .titan("parallelism.data_parallel_shard_degree; sharded: `zero: 3`, `states: shard`"),
     key("topology.states").megatron("outer_dp_sharding_strategy; `no_shard`: `shard`, `optim`: `all`"),
-    key("topology.schedule").titan("parallelism.pipeline_parallel_schedule"),
+    key("topology.schedule").titan("parallelism.pipeline_parallel_schedule; `LoopedBFS`: `breadth_first`"),
     key("topology.chunks")
         .megatron("virtual_pipeline_model_parallel_size num_virtual_stages_per_pipeline_rank"),
     key("topology.chunks")

@@ -1,7 +1,7 @@
 use super::*;
 use crate::schedule::{
-    PipelineRank, Round, forwards, gpipe, interleaved, one_f_one_b, with_async_messages,
-    with_messages, with_slots,
+    PipelineRank, Round, breadth_first, forwards, gpipe, interleaved, one_f_one_b,
+    with_async_messages, with_early_messages, with_messages, with_slots,
 };
 use std::collections::HashMap;
 
@@ -14,6 +14,16 @@ fn orders(
     let pipeline = (0..ranks).map(|rank| PipelineRank { rank, ranks, chunks });
     pipeline
         .map(|pp| with_slots(with_messages(pp, &order(pp)), chunks).0)
+        .collect()
+}
+
+/// Breadth-first orders of all ranks.
+fn breadth_first_orders(ranks: usize, chunks: usize, micros: usize) -> Vec<Vec<Action>> {
+    let pipeline = (0..ranks).map(|rank| PipelineRank { rank, ranks, chunks });
+    let early = micros.saturating_sub(ranks);
+    pipeline
+        .map(|pp| with_early_messages(pp, &breadth_first(pp, micros), early))
+        .map(|actions| with_slots(actions, chunks).0)
         .collect()
 }
 
@@ -48,6 +58,11 @@ fn no_schedule_deadlocks() {
             run(ranks, 1, |_| gpipe(micros));
             for chunks in 1..4 {
                 run(ranks, chunks, |pp| forwards(pp, micros));
+                for message in [0.0, 0.5] {
+                    let costs = Costs { message, ..costs(ranks * chunks, chunks) };
+                    let orders = breadth_first_orders(ranks, chunks, micros);
+                    simulate(&orders, &costs).unwrap_or_else(|stuck| panic!("{stuck}"));
+                }
                 if ranks > 1 {
                     run(ranks, chunks, |pp| interleaved(pp, micros * ranks));
                     let costs = Costs { message: 0.5, ..costs(ranks * chunks, chunks) };
@@ -126,8 +141,38 @@ fn bubbles_are_the_published_ones() {
         for chunks in [2, 3] {
             let end = run(ranks, chunks, |pp| interleaved(pp, micros)).end();
             close(end, chunks as f64, "interleaved");
+            let orders = breadth_first_orders(ranks, chunks, micros);
+            let end = simulate(&orders, &costs(ranks * chunks, chunks))
+                .unwrap()
+                .end();
+            close(end, chunks as f64, "breadth-first");
         }
     }
+}
+
+/// With fewer micro-batches than ranks, each chunk after the first waits for the first micro-batch to come
+/// around the ring: (p - m) / v of a micro-batch's time. The number of micro-batches need not be a multiple
+/// of the ranks.
+#[test]
+fn a_breadth_first_order_takes_any_number_of_micro_batches() {
+    for (ranks, micros) in [(2, 1), (4, 1), (4, 3), (4, 4), (4, 5), (4, 7), (3, 8)] {
+        for chunks in [2, 3, 4] {
+            let orders = breadth_first_orders(ranks, chunks, micros);
+            let end = simulate(&orders, &costs(ranks * chunks, chunks))
+                .unwrap()
+                .end();
+            let [p, v, m] = [ranks, chunks, micros].map(|n| n as f64);
+            let expected = 3.0 * (m + ((p - 1.0) + (v - 1.0) * (p - m).max(0.0)) / v);
+            assert!((end - expected).abs() < 1e-9, "{p} × {v}, {m}: {end}, not {expected}");
+        }
+    }
+}
+
+/// Messages exchanged in the order of the passes would wait for each other.
+#[test]
+fn breadth_first_messages_are_received_early() {
+    let late = orders(2, 2, |pp| breadth_first(pp, 4));
+    assert!(simulate(&late, &costs(4, 2)).is_err());
 }
 
 #[test]

@@ -154,7 +154,7 @@ fn activations(s: &Setup, stage: usize, layers: usize, k: &[f64]) -> [f64; 3] {
     let all = cheap + per_score * scores;
     let stages = s.topology.pipeline;
     let held = match s.topology.schedule {
-        Schedule::GPipe => s.micros() as f64,
+        schedule if schedule.keeps_all_micros() => s.micros() as f64,
         Schedule::Interleaved => {
             let more = 1.0 + (stages - 1) as f64 / (stages * s.topology.chunks) as f64;
             (s.micros().min(stages - stage) as f64 * more).min(s.micros() as f64)

@@ -429,6 +429,7 @@ fn topology(f: &Fields, trainer: &Trainer) -> Result<Topology, String> {
         shard: Shard::All,
         states: StateReplicas::All,
         zero: f.text("zero_stage").parse().unwrap_or(trainer.zero[0]),
+        zero_every: 1,
         sequence_parallel: trainer.sequence && tensor > 1,
         overlap_p2p: false,
         schedule: if chunks > 1 { Schedule::Interleaved } else { Schedule::OneFOneB },

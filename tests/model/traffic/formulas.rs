@@ -31,8 +31,11 @@ pub struct Step {
     pub sequence: bool,
     /// ZeRO stage.
     pub zero: u8,
-    /// Micro-batches of this rank.
+    /// Micro-batches of this rank, and those whose gradients it adds up before a sum over replicas.
     pub micros: usize,
+    pub zero_every: usize,
+    /// Blocks of the longest chunk, if the weights of two chunks are whole at a time.
+    pub whole_chunk: Option<usize>,
     /// Tokens per micro-batch, N.
     pub tokens: usize,
     /// Bytes of its residual stream, [N, H], and whether the tensor-parallel ranks split it.
@@ -192,7 +195,7 @@ fn replicas(step: &Step, blocks: usize) -> [f64; 3] {
         0 => all_reduce(ranks, bucket.low_rank.unwrap_or(bucket.grads)),
         _ => {
             let gathers = match bucket.kind {
-                Kind::Block if step.zero == 3 => gathers(blocks, step.micros) / blocks as f64,
+                Kind::Block if step.zero == 3 => gathers(blocks, step) / blocks as f64,
                 _ => 1.0,
             };
             let reduced = match bucket.low_rank {
@@ -223,12 +226,18 @@ fn replicas(step: &Step, blocks: usize) -> [f64; 3] {
 
 /// Reductions of a bucket's gradients in a step.
 fn reductions(step: &Step, bucket: &Bucket) -> f64 {
-    if step.zero >= 2 && bucket.kind == Kind::Block { step.micros as f64 } else { 1.0 }
+    let is_sharded = step.zero >= 2 && bucket.kind == Kind::Block;
+    if is_sharded { step.micros.div_ceil(step.zero_every) as f64 } else { 1.0 }
 }
 
 /// ZeRO 3: gathers of blocks in a step, forward and backward. Two blocks are held at a time, so the
-/// last two need no gather when the direction of the pass changes.
-fn gathers(blocks: usize, micros: usize) -> f64 {
+/// last two need no gather when the direction of the pass changes. Breadth first, two chunks are held,
+/// for all micro-batches.
+fn gathers(blocks: usize, step: &Step) -> f64 {
+    if let Some(chunk) = step.whole_chunk {
+        let held = blocks.min(2 * chunk);
+        return (2 * blocks - held) as f64;
+    }
     let held = blocks.min(2);
-    (2 * micros * (blocks - held) + held) as f64
+    (2 * step.micros * (blocks - held) + held) as f64
 }

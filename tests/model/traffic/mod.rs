@@ -199,6 +199,34 @@ fn a_pipelines_traffic_is_the_textbooks() {
     check(&[&by_three[..], &["topology.pipeline=2", "topology.tensor=3"]].concat());
 }
 
+/// Breadth first, a step gathers each block once and those of the chunks that are no longer whole twice,
+/// and sums gradients once for `zero_every` micro-batches: 4 here, of which the last sum may have fewer.
+#[test]
+fn breadth_first_traffic_is_by_formula() {
+    let first = ["topology.pipeline=2", "topology.schedule=breadth_first", "model.layers=8"];
+    check(&first);
+    check(&[&first[..], &["topology.tensor=2", "model.tied_head=false"]].concat());
+    let data = [&first[..], &["topology.data=2", "topology.chunks=4"]].concat();
+    for zero in ["1", "2", "3"] {
+        let zero = format!("topology.zero={zero}");
+        check(&[&data[..], &[&zero]].concat());
+        check(&[&data[..], &[&zero, "batch.global=4", "precision=bf16"]].concat());
+    }
+    for zero in ["2", "3"] {
+        for every in ["2", "3", "4", "100"] {
+            let sets = [format!("topology.zero={zero}"), format!("topology.zero_every={every}")];
+            let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+            check(&[&data[..], &sets].concat());
+            check(&[&data[..], &["topology.tensor=2"], &sets].concat());
+            let shard = ["topology.data=4", "topology.shard=2", "batch.global=32"];
+            check(&[&data[..], &shard, &sets].concat());
+        }
+    }
+    let uneven = "topology.layer_split=[3, 1, 1, 2, 1, 1, 2, 1]";
+    let wide = ["topology.zero=3", "model.layers=12", uneven];
+    check(&[&data[..], &wide].concat());
+}
+
 #[test]
 fn compressed_traffic_is_that_of_the_factors() {
     let compression = "topology.compression={powersgd: {rank: 1, start_step: 0, min_rate: 1.5}}";

@@ -5,7 +5,9 @@ use super::formulas::{self, Kind, Step, Sums, Volume};
 use gptrain::base::{DType, div_exact};
 use gptrain::device::Dry;
 use gptrain::engine::{Engine, Groups, model_dtype};
-use gptrain::manifest::{Manifest, OffloadWhat, Optimizer, Precision, Recompute, StateReplicas};
+use gptrain::manifest::{
+    Manifest, OffloadWhat, Optimizer, Precision, Recompute, Schedule, StateReplicas,
+};
 use gptrain::model::{Bucket, Layout, Module, Param, TpSplit};
 use gptrain::plan::schedule::PipelineRank;
 
@@ -28,6 +30,17 @@ pub fn volume(groups: &Groups, m: &Manifest, global: usize) -> Volume {
         equal_states: m.topology.states == StateReplicas::Shard,
         sequence: m.topology.sequence_parallel,
         zero: m.topology.zero,
+        zero_every: m.topology.zero_every,
+        whole_chunk: (m.topology.schedule == Schedule::BreadthFirst)
+            .then(|| {
+                layout
+                    .shard
+                    .chunks
+                    .iter()
+                    .map(|chunk| chunk.layers.len())
+                    .max()
+            })
+            .flatten(),
         micros: div_exact(global, m.batch.micro * groups.replicas()),
         tokens,
         stream: bytes(tokens * m.model.hidden, dtype),

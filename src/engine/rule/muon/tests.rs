@@ -67,6 +67,7 @@ fn rank(world: World, m: &Manifest) -> Bits {
             &layout,
             dtype,
             OffloadPlan::default(),
+            params::WindowCounts::by_block(false),
             arenas,
         );
         let (states, _) = params::plan_states(&layout, &buckets, &*rule, false, arenas);
