@@ -90,14 +90,12 @@ fn predict_source_left_out<'a>(source: &'a str, rows: &[&'a Row]) -> Unseen<'a> 
 
 /// Predicts the rest of a source's rows after `count` of them, evenly through the source, were measured.
 fn predict_others<'a>(before: &Predictor, rows: &[&'a Row], count: usize) -> Vec<Scored<'a>> {
-    let numbered = rows.iter().copied().enumerate();
-    let (own, rest): (Vec<(usize, &Row)>, Vec<(usize, &'a Row)>) =
-        numbered.partition(|(at, _)| (at * count) % rows.len() < count);
-    let own: Vec<&Row> = own.into_iter().map(|(_, row)| row).collect();
-    let predictor = before.with_own(&own);
-    rest.into_iter()
-        .map(|(_, row)| score_row(&predictor, row))
-        .collect()
+    let pick = |own: bool| -> Vec<&'a Row> {
+        let numbered = rows.iter().enumerate();
+        let picked = numbered.filter(|(at, _)| ((at * count) % rows.len() < count) == own);
+        picked.map(|(_, row)| *row).collect()
+    };
+    score_all(&before.with_own(&pick(true)), pick(false))
 }
 
 pub fn score_all<'a>(
