@@ -35,7 +35,7 @@ enum Fault {
     Job,
 }
 
-/// What a fault cost.
+/// Steps that a fault cost, and seconds until the next one.
 struct Cost {
     steps: usize,
     seconds: f64,
