@@ -10,6 +10,7 @@
 use crate::common::binary::{Lab, Ranks, free_port, until, within};
 use gptrain::base::rng;
 use gptrain::base::testing::at_any_load;
+use gptrain::checkpoint::published;
 use gptrain::train::testing::STEP_DELAY;
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
@@ -43,7 +44,7 @@ struct Cost {
 }
 
 #[test]
-fn faults_cost_a_step_each_and_no_bit() {
+fn faults_cost_no_complete_step_and_no_bit() {
     let number = |name, default| {
         let given: Option<usize> = std::env::var(name).ok().and_then(|text| text.parse().ok());
         given.unwrap_or(default)
@@ -100,12 +101,6 @@ fn play(nodes: usize, faults: usize, wait: Duration) {
     until("the run is complete", || month.said().contains("complete: runs/a"));
     print(&costs);
     assert_eq!(month.lab.losses("runs/a"), whole.losses("runs/a"));
-    for (fault, costs) in &costs {
-        let most = if *fault == Fault::Neighbours { ON_DISK + 3 } else { 3 };
-        for Cost { steps, .. } in costs {
-            assert!(*steps <= most, "{fault:?} cost {steps} steps");
-        }
-    }
 }
 
 /// Starts all tasks, each on its node.
@@ -159,6 +154,17 @@ impl Month {
         fs::read_to_string(self.lab.path("said")).unwrap()
     }
 
+    /// Newest step that is complete where a fault leaves it: in memory, or on disk.
+    fn complete(&self, fault: Fault) -> usize {
+        if fault == Fault::Neighbours {
+            let saved = published(&self.lab.path("runs/a/checkpoints")).unwrap_or_default();
+            return saved.last().map_or(0, |found| found.step as usize);
+        }
+        let note = fs::read(self.lab.path("runs/a/memory-checkpoint.json")).unwrap_or_default();
+        let note: Option<serde_json::Value> = serde_json::from_slice(&note).ok();
+        note.and_then(|note| note["step"].as_u64()).unwrap_or(0) as usize
+    }
+
     /// Tasks that run a rank, and the ranks' processes.
     fn members(&self) -> Vec<(usize, Pid)> {
         let tasks = 0..self.tasks.children.len();
@@ -199,6 +205,7 @@ impl Month {
         assert_eq!(members.len(), self.nodes, "every rank runs");
         let chosen = rng::below(11, number, self.nodes as u64) as usize;
         let heard = self.said().len();
+        let complete = self.complete(fault);
         let since = Instant::now();
         match fault {
             Fault::Rank => kill_process(members[chosen].1, Signal::KILL).unwrap(),
@@ -226,6 +233,7 @@ impl Month {
         };
         until("the run resumes", || resumed().is_some());
         let (step, from_memory) = resumed().unwrap();
+        assert!(step >= complete, "{fault:?}: resumed at step {step}, complete was {complete}");
         until("it takes a step", || self.steps() > step);
         Cost {
             steps: taken.saturating_sub(step),
