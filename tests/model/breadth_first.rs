@@ -70,6 +70,10 @@ grid!(zero_3_tensor: ZERO_3, "topology.tensor=2", "topology.zero_every=2");
 grid!(zero_3_sequence: ZERO_3, "topology.tensor=2", "topology.sequence_parallel=true",
     "topology.neighbours=pipeline");
 grid!(zero_3_shard: ZERO_3, "topology.data=4", "topology.shard=2", "topology.zero_every=2");
+grid!(zero_3_equal_states: ZERO_3, "topology.data=4", "topology.shard=2", "topology.states=shard",
+    "topology.zero_every=2");
+grid!(zero_2_equal_states: ORDER, "topology.data=4", "topology.zero=2", "topology.shard=2",
+    "topology.states=shard");
 
 /// The batch grows and shrinks: 1 to 8 micro-batches of each replica.
 #[test]
