@@ -30,10 +30,14 @@ impl Days {
         self.seconds / 86400.0
     }
 
+    /// Number of steps.
+    pub fn steps(&self) -> u64 {
+        self.segments.iter().map(|segment| segment.steps).sum()
+    }
+
     /// Mean seconds of a step.
     pub fn mean_step(&self) -> f64 {
-        let steps: u64 = self.segments.iter().map(|segment| segment.steps).sum();
-        self.seconds / steps.max(1) as f64
+        self.seconds / self.steps().max(1) as f64
     }
 
     pub fn device_hours(&self) -> f64 {

@@ -12,8 +12,11 @@ use serde_json::{Value, json};
 /// the next step.
 const MEMORY_LAG: f64 = 1.0;
 
-/// Share of the time for which fewer saves are preferred.
+/// Share of the useful time for which fewer saves are preferred.
 const SLACK: f64 = 0.002;
+
+/// Least useful share, so that the calendar of a run that hardly gets on is finite.
+const LEAST_USEFUL: f64 = 1e-6;
 
 /// Faults of a run and its saves.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -94,23 +97,26 @@ impl Faults {
         let attempts = (self.restart + lag) / every;
         let useful = between / (every * attempts.exp() * ((between + waits) / every).exp_m1());
         let saves = useful * waits / between;
+        let useful = useful.max(LEAST_USEFUL);
         let restarts = -(-self.restart / every).exp_m1();
-        Shares { useful, repeated: 1.0 - useful - saves - restarts, saves, restarts }
+        let repeated = (1.0 - useful - saves - restarts).max(0.0);
+        Shares { useful, repeated, saves, restarts }
     }
 
     /// Steps between saves to the shared file system at which they and the steps repeated cost least, or
-    /// about: as many as cost `SLACK` more. Not so few that a save would begin before the one before it is
-    /// written.
+    /// about: as many as cost `SLACK` more, at most those of the run. Not so few that a save would begin
+    /// before the one before it is written.
     pub fn best_interval(&self, run: &Days) -> u64 {
         let step = run.mean_step();
         let best = (2.0 * self.stall(run.devices) * self.every).sqrt() / step;
         let written = self.write.map_or(0.0, |write| (write / step).ceil());
-        let mut interval = best.round().max(written).max(1.0) as u64;
+        let steps = run.steps().max(1);
+        let mut interval = (best.round().max(written) as u64).clamp(1, steps);
         let on_disk = Faults { memory_interval: None, ..*self };
         let useful = |interval| Faults { interval, ..on_disk }.shares(run).useful;
-        let least = useful(interval) - SLACK;
+        let least = (1.0 - SLACK) * useful(interval);
         let longer = |interval: u64| interval + interval.div_ceil(4);
-        while useful(longer(interval)) > least {
+        while longer(interval) <= steps && useful(longer(interval)) > least {
             interval = longer(interval);
         }
         interval
@@ -179,8 +185,8 @@ mod tests {
     fn run(devices: usize, step: f64) -> Days {
         let micro = plan::segments::MicroShape { samples: 1, tokens: 1 };
         let segment =
-            crate::days::Segment { global: 1, micro, steps: 1000, seconds: step, tflops: 1.0 };
-        Days { segments: vec![segment], devices, seconds: 1000.0 * step, full_from: None }
+            crate::days::Segment { global: 1, micro, steps: 100_000, seconds: step, tflops: 1.0 };
+        Days { segments: vec![segment], devices, seconds: 1e5 * step, full_from: None }
     }
 
     fn faults(interval: u64, memory_interval: Option<u64>) -> Faults {
@@ -248,6 +254,22 @@ mod tests {
                 "{best}: {}, {tried}",
                 useful(best)
             );
+        }
+    }
+
+    #[test]
+    fn a_run_that_hardly_gets_on_has_shares_and_a_best_interval() {
+        for (every, restart) in [(36.0, 300.0), (36.0, 1e6), (4e9, 0.0)] {
+            for interval in [1, 1000, 1_000_000_000_000_000] {
+                for step in [1e-6, 20.0, 1e5] {
+                    let faults = Faults { every, restart, ..faults(interval, None) };
+                    let Shares { useful, repeated, saves, restarts } = faults.shares(&run(8, step));
+                    for share in [useful, repeated, saves, restarts] {
+                        assert!((0.0..=1.0).contains(&share), "{faults:?}: {share}");
+                    }
+                    assert!(useful > 0.0 && faults.best_interval(&run(8, step)) > 0, "{faults:?}");
+                }
+            }
         }
     }
 

@@ -176,7 +176,7 @@ fn memory_is_by_formula() {
     }
     let [same, more, _] = bytes(&["topology.zero_every=2"]);
     assert_eq!((same, more - gradients), (weights, (4 - 2) * block));
-    // Of twelve blocks eight are whole and all are shards, which two replicas do not save.
+    // Eight of the twelve blocks have windows, beside the shards of all: with two replicas that saves nothing.
     let [whole, ..] = bytes(&["topology.zero=2"]);
     let [sixth, ..] = bytes(&["topology.chunks=12"]);
     assert!(weights > whole && sixth < whole, "{weights}, {sixth}, {whole}");

@@ -73,7 +73,8 @@ pub fn plan_digests(
         .max(groups.grad_sum.size())
         .max(groups.embedding.size());
     let states = states.iter().flat_map(ParamStates::iter);
-    // Of sharded parameters, the model weights are compared; with equal states of copies, every state.
+    // Sharded parameters: only the model weights are equal on all replicas. With `states: shard`, all states
+    // are equal on the copies.
     let whole = states
         .filter(|(spec, ..)| !spec.extent.is_sharded())
         .count();
