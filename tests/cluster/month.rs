@@ -7,7 +7,8 @@
 //! A node is a mount namespace with a host name and memory of its own. All share the processors, so that
 //! the seconds are those of this machine; the steps lost are those of any.
 
-use crate::common::binary::{Lab, Ranks, free_port, until, within};
+use crate::common::binary::{Lab, Ranks, free_port, rank_of, until, within};
+use crate::common::hosts::may_mount;
 use gptrain::base::rng;
 use gptrain::base::testing::at_any_load;
 use gptrain::checkpoint::published;
@@ -15,7 +16,6 @@ use gptrain::train::testing::STEP_DELAY;
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Steps between two faults, at least.
@@ -50,19 +50,11 @@ fn faults_cost_no_complete_step_and_no_bit() {
         given.unwrap_or(default)
     };
     let (nodes, faults) = (number("MONTH_NODES", 4), number("MONTH_FAULTS", 6));
-    if !may_make_namespaces() {
-        eprintln!("not tested: this user may not make mount namespaces");
+    if !may_mount() {
         return;
     }
     // A task comes back to a restart within this time.
     at_any_load(Duration::from_secs(6), |wait| play(nodes, faults, wait));
-}
-
-fn may_make_namespaces() -> bool {
-    let may = Command::new("unshare")
-        .args(["--mount", "--uts", "true"])
-        .status();
-    may.is_ok_and(|status| status.success())
 }
 
 fn play(nodes: usize, faults: usize, wait: Duration) {
@@ -257,13 +249,6 @@ impl Month {
             }
         }
     }
-}
-
-/// The process of the rank that a supervisor has started.
-fn rank_of(supervisor: Pid) -> Option<Pid> {
-    let pid = supervisor.as_raw_nonzero();
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
-    Pid::from_raw(children.split_whitespace().next()?.parse().ok()?)
 }
 
 /// The number behind the first occurrence of some words.

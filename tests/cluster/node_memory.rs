@@ -5,6 +5,7 @@
 //! A node is a mount namespace with its own host name, in which the folder of the memory is another one.
 
 use crate::common::binary::{Done, Lab, Ranks, free_port, run_args, until, within};
+use crate::common::hosts::may_mount;
 use gptrain::train::testing::STEP_DELAY;
 use rustix::process::Signal;
 use std::fs;
@@ -135,11 +136,7 @@ fn a_rank_that_begins_anew_continues_from_memory() {
 /// Starts four ranks on two nodes, whose memories are the folders `node0` and `node1`. None if this user
 /// may not make mount namespaces.
 fn start_on_nodes(lab: &Lab, world: usize, sets: &[&str]) -> Option<Ranks> {
-    let may = Command::new("unshare")
-        .args(["--mount", "--uts", "true"])
-        .status();
-    if !may.is_ok_and(|status| status.success()) {
-        eprintln!("not tested: this user may not make mount namespaces");
+    if !may_mount() {
         return None;
     }
     let port = free_port();

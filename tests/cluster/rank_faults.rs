@@ -3,7 +3,7 @@
 //! one line for the job, or continue. The run resumes from its last checkpoint with the same bits.
 
 use crate::common::binary::{Done, Lab, Ranks, free_port, run_args, until, verdict, within};
-use crate::common::hosts::Hosts;
+use crate::common::hosts::{Hosts, may_mount};
 use gptrain::base::rng;
 use gptrain::base::testing::at_any_load;
 use gptrain::launch::sick_nodes;
@@ -368,13 +368,7 @@ fn ranks_that_fit_alone_but_not_together_do_not_start() {
 
 #[test]
 fn another_dataset_on_another_node_is_told() {
-    if !Command::new("unshare")
-        .args(["--mount", "--uts", "true"])
-        .status()
-        .unwrap()
-        .success()
-    {
-        eprintln!("not tested: this user may not make mount namespaces");
+    if !may_mount() {
         return;
     }
     let (lab, other, port) = (Lab::new(), Lab::with_documents(39), free_port());

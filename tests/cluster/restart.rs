@@ -5,11 +5,11 @@
 //! Each step of a rank takes a while (its test hook), so that it is in the middle when something
 //! happens.
 
-use crate::common::binary::{Done, Lab, Ranks, free_port, run_args, until};
+use crate::common::binary::{Done, Lab, Ranks, free_port, rank_of, run_args, until};
 use gptrain::base::testing::at_any_load;
 use gptrain::launch::events::{self, Kind};
 use gptrain::train::testing::STEP_DELAY;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use std::fs;
 use std::time::Duration;
 
@@ -39,13 +39,6 @@ fn tasks(lab: &Lab, tasks: usize, sets: &[&str]) -> Ranks {
             .unwrap()
     };
     Ranks { children: (0..tasks).map(start).collect() }
-}
-
-/// The process of the rank that a supervisor has started.
-fn rank_of(supervisor: Pid) -> Option<Pid> {
-    let pid = supervisor.as_raw_nonzero();
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
-    Pid::from_raw(children.split_whitespace().next()?.parse().ok()?)
 }
 
 fn signal_rank(of: &Ranks, task: usize, signal: Signal) {

@@ -237,6 +237,13 @@ impl Drop for Ranks {
     }
 }
 
+/// The process of the rank that a supervisor has started.
+pub fn rank_of(supervisor: Pid) -> Option<Pid> {
+    let pid = supervisor.as_raw_nonzero();
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    Pid::from_raw(children.split_whitespace().next()?.parse().ok()?)
+}
+
 /// Whether a process has ended; it is still to be waited for.
 pub fn has_ended(child: &Child) -> bool {
     waitid(WaitId::Pid(Pid::from_child(child)), ENDED)

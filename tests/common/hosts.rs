@@ -50,6 +50,19 @@ impl Drop for Hosts {
     }
 }
 
+/// Whether this user may make mount namespaces with host names of their own, as nodes of a test are. Says if
+/// not.
+pub fn may_mount() -> bool {
+    let made = Command::new("unshare")
+        .args(["--mount", "--uts", "true"])
+        .status();
+    let may = made.is_ok_and(|status| status.success());
+    if !may {
+        eprintln!("not tested: this user may not make mount namespaces");
+    }
+    may
+}
+
 fn ip(args: &str) -> bool {
     let output = Command::new("ip").args(args.split(' ')).output();
     output.is_ok_and(|output| output.status.success())
