@@ -7,6 +7,12 @@ use anyhow::anyhow;
 use checkpoint::{CheckpointFolder, Progress, State};
 use plan::spikes::{RollBack, Rule, SpikeDetector};
 
+/// Step after which a run must roll back.
+pub struct Diverged {
+    pub at: Progress,
+    pub why: String,
+}
+
 /// Loads the newest checkpoint that is old enough. Returns the state from which the run continues
 /// with later samples, and the message for the user. The samples from the checkpoint to the spike,
 /// and `divergence.roll_back` steps of samples after it, are left out. They count as consumed, also
@@ -15,25 +21,26 @@ pub fn load(
     run: &RunView,
     rule: &Rule,
     spikes: &SpikeDetector,
-    why: &str,
+    diverged: &Diverged,
 ) -> anyhow::Result<Option<(State, String)>> {
     let m = run.manifest;
     let rank = run.rank;
-    let Progress { step: at, consumed_samples } = run.progress;
+    let Diverged { at: Progress { step: at, consumed_samples }, ref why } = *diverged;
     rank.set_phase("going back to a checkpoint");
     let found = rank.on_first(|| {
         checkpoint::find_whole(&saving::folder(m), |step| step + rule.roll_back <= at)
     })?;
-    let global = run.next_batch();
+    let next = run.steps.after(consumed_samples);
+    let global = next.end - next.start;
     let from = consumed_samples + rule.roll_back * global;
     let found: CheckpointFolder = match (spikes.may_roll_back(rule, at), found) {
-        (Err(refusal), _) => return give_up(run, why, &refusal),
+        (Err(refusal), _) => return give_up(run, diverged, &refusal),
         (_, None) => {
             let none = format!("there is no checkpoint {} steps before", rule.roll_back);
-            return give_up(run, why, &none);
+            return give_up(run, diverged, &none);
         }
         _ if from + global > m.train.samples => {
-            return give_up(run, why, "the run has no samples left to continue with");
+            return give_up(run, diverged, "the run has no samples left to continue with");
         }
         (_, Some(found)) => found,
     };
@@ -56,12 +63,13 @@ pub fn load(
     Ok(Some((state, message)))
 }
 
-fn give_up<T>(run: &RunView, why: &str, tried: &str) -> anyhow::Result<Option<T>> {
+fn give_up<T>(run: &RunView, diverged: &Diverged, tried: &str) -> anyhow::Result<Option<T>> {
     let error = || {
+        let Diverged { at, why } = diverged;
         anyhow!(
             "step {}: the run has diverged: {why}; {tried}. Look at the samples with `gptrain data \
              samples`, lower lr.peak, or continue unchanged with --set divergence=warn",
-            run.progress.step
+            at.step
         )
     };
     run.rank

@@ -1,9 +1,9 @@
 //! Loss spikes of a run (defined in `plan::spikes`): the limits of each step, and the assessment of
 //! its outcome.
 
-use super::roll_back;
+use super::roll_back::{self, Diverged};
 use super::watch::{Event, RunView, StepSpec, Watcher};
-use checkpoint::State;
+use checkpoint::{Progress, State};
 use data::MixturePlan;
 use device::StepLimits;
 use launch::events;
@@ -23,8 +23,9 @@ pub struct Spikes {
     stages: Vec<u64>,
     /// Limits before a data stage that has just begun, and the last step to compare with them.
     begun: Option<(Limits, u64)>,
-    /// Reason for a rollback, from the last step.
-    diverged: Option<String>,
+    /// Step after which the run must roll back, of which the host may learn only when the next one is
+    /// queued.
+    diverged: Option<Diverged>,
 }
 
 impl Spikes {
@@ -58,8 +59,12 @@ impl Spikes {
         Some(StepLimits { loss: limits.loss, norm: limits.norm })
     }
 
-    /// Adds a step's outcome, and warns if it is a spike.
+    /// Adds a step's outcome, and warns if it is a spike. A step that was queued before the run rolls back
+    /// changes nothing: whether there is one depends on the time at which the host waits for the device.
     pub fn observe(&mut self, taken: StepResult, samples: &Range<u64>) {
+        if self.diverged.is_some() {
+            return;
+        }
         if self.stages.iter().any(|at| samples.contains(at)) {
             let limits = self.watch.limits(taken.step);
             self.begun = limits.map(|limits| (limits, taken.step + FIRST_STEPS));
@@ -71,7 +76,10 @@ impl Spikes {
             Assessment::Spike(what) => {
                 tracing::warn!(target: events::DIVERGENCE, "step {}: {what}", taken.step);
             }
-            Assessment::Diverged(why) => self.diverged = Some(why),
+            Assessment::Diverged(why) => {
+                let at = Progress { step: taken.step, consumed_samples: samples.end };
+                self.diverged = Some(Diverged { at, why });
+            }
         }
     }
 
@@ -134,7 +142,7 @@ impl Watcher for Option<Spikes> {
 
     fn roll_back(&mut self, run: &RunView) -> anyhow::Result<Option<(State, String)>> {
         let Some(spikes) = self else { return Ok(None) };
-        let Some(why) = spikes.diverged.take() else { return Ok(None) };
-        roll_back::load(run, &spikes.rule, &spikes.watch, &why)
+        let Some(diverged) = spikes.diverged.take() else { return Ok(None) };
+        roll_back::load(run, &spikes.rule, &spikes.watch, &diverged)
     }
 }

@@ -104,6 +104,10 @@ fn a_run_goes_back_and_leaves_the_samples_out() {
     lab.gptrain(&from.into_iter().chain(sets).collect::<Vec<_>>())
         .expect(0, &[]);
     assert_eq!(lab.losses("runs/a"), losses);
+    // A host that waits for each step learns of a spike before it has queued the next step.
+    let waits = ["checkpoint.interval=5", act, "train.audit_interval=1"];
+    run(&lab, "waits", &waits).expect(0, &[]);
+    assert_eq!(lab.losses("runs/waits"), losses);
     // With checkpoints in memory, of which those after the spike are removed, and killed after going back.
     fs::create_dir(lab.path("memory")).unwrap();
     let memory = format!("checkpoint.memory_folder={}", lab.path("memory").display());
