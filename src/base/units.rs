@@ -73,7 +73,8 @@ impl fmt::Display for Bytes {
         let names = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
         let mut value = self.0 as f64;
         let mut unit = 0;
-        while value >= 1024.0 && unit + 1 < names.len() {
+        // A tenth below 1,024 would be printed as 1024.0.
+        while value >= 1023.95 && unit + 1 < names.len() {
             value /= 1024.0;
             unit += 1;
         }
@@ -97,17 +98,20 @@ impl fmt::Display for Count {
 }
 
 impl fmt::Display for Seconds {
+    /// Rounds to the smallest unit that is printed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = self.0;
+        let minutes = (s / 60.0).round() as u64;
+        let hours = (s / 3600.0).round() as u64;
         let whole = s.round() as u64;
         f.pad(&match s {
             _ if !s.is_finite() => "unknown".to_string(),
             _ if s > 0.0 && s < 0.0095 => format!("{:.2} ms", s * 1e3),
-            _ if s < 1.0 => format!("{:.0} ms", s * 1e3),
-            _ if s < 60.0 => format!("{s:.1} s"),
-            _ if s < 3600.0 => format!("{} m {:02} s", whole / 60, whole % 60),
-            _ if s < 86400.0 => format!("{} h {:02} m", whole / 3600, whole % 3600 / 60),
-            _ => format!("{} d {} h", whole / 86400, whole % 86400 / 3600),
+            _ if s < 0.9995 => format!("{:.0} ms", s * 1e3),
+            _ if s < 59.95 => format!("{s:.1} s"),
+            _ if whole < 3600 => format!("{} m {:02} s", whole / 60, whole % 60),
+            _ if minutes < 24 * 60 => format!("{} h {:02} m", minutes / 60, minutes % 60),
+            _ => format!("{} d {} h", hours / 24, hours % 24),
         })
     }
 }
@@ -120,6 +124,7 @@ mod tests {
     fn units_print_as_a_person_reads_them() {
         assert_eq!(Bytes(17).to_string(), "17 B");
         assert_eq!(Bytes(1536 << 20).to_string(), "1.5 GiB");
+        assert_eq!(Bytes((1 << 30) - 1).to_string(), "1.0 GiB");
         assert_eq!(Count(124_439_808).to_string(), "124,439,808");
         assert_eq!(Count(12).to_string(), "12");
         assert_eq!(Count(1).with_noun("rank"), "1 rank");
@@ -134,6 +139,21 @@ mod tests {
         );
         assert_eq!(Seconds(245.0).to_string(), "4 m 05 s");
         assert_eq!(Seconds(273_600.0).to_string(), "3 d 4 h");
+        assert_eq!(
+            [0.9994, 0.9999, 59.94, 59.96, 3599.4, 3599.9, 86_369.0, 86_399.0, 259_199.0]
+                .map(|s| Seconds(s).to_string()),
+            [
+                "999 ms",
+                "1.0 s",
+                "59.9 s",
+                "1 m 00 s",
+                "59 m 59 s",
+                "1 h 00 m",
+                "23 h 59 m",
+                "1 d 0 h",
+                "3 d 0 h"
+            ]
+        );
         assert_eq!(format!("{:>8}", Bytes(17)), "    17 B");
     }
 

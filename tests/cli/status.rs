@@ -66,22 +66,22 @@ fn a_run_shows_what_it_does() {
     assert!(other.out.contains("the run continues without it"), "{}", other.out);
     child.kill().unwrap();
     child.wait().unwrap();
-    // No heartbeat for an hour.
+    // No heartbeat for three days.
     let path = lab.path("runs/a").join(NAME);
     let mut status: Status = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    status.updated -= 3600.0;
+    status.updated -= 3.0 * 86_400.0;
     fs::write(&path, serde_json::to_vec(&status).unwrap()).unwrap();
     let said = asked();
     let gone = format!("process {} on this machine is gone", status.process);
     assert!(
-        said.contains("killed after its heartbeat 1 h 00 m ago") && said.contains(&gone),
+        said.contains("killed after its heartbeat 3 d 0 h ago") && said.contains(&gone),
         "{said}"
     );
     // On another machine.
     status.host = "elsewhere".into();
     fs::write(&path, serde_json::to_vec(&status).unwrap()).unwrap();
     let said = asked();
-    assert!(said.contains("no heartbeat for 1 h 00 m"), "{said}");
+    assert!(said.contains("no heartbeat for 3 d 0 h"), "{said}");
     assert!(said.contains(&format!("look at process {} on elsewhere", status.process)), "{said}");
 }
 
