@@ -1,7 +1,7 @@
 //! A run that was stopped, killed or asked to save gives the same losses as one that never was, to
 //! the last bit, through the real binary.
 
-use crate::common::binary::{Done, Lab};
+use crate::common::binary::{Done, Lab, has_ended, until};
 use gptrain::base::rng;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
@@ -111,7 +111,7 @@ fn two_hundred_kills() {
 #[test]
 fn a_signal_asks_for_a_save_and_training_goes_on() {
     let lab = Lab::new();
-    let run = ["train.steps=3000", "checkpoint.interval=100000", DROPOUT];
+    let run = ["train.steps=1000000", "checkpoint.interval=1000000", DROPOUT];
     let child = lab.start(&run);
     lab.wait_for_steps("runs/a", 5);
     kill_process(Pid::from_child(&child), Signal::USR1).unwrap();
@@ -123,12 +123,7 @@ fn a_signal_asks_for_a_save_and_training_goes_on() {
             .filter(|name| name.starts_with("step-") && !name.contains("tmp"))
             .collect::<Vec<_>>()
     };
-    for _ in 0..1000 {
-        if !saved().is_empty() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("a checkpoint is saved", || !saved().is_empty());
     let step: usize = saved()[0].strip_prefix("step-").unwrap().parse().unwrap();
     lab.wait_for_steps("runs/a", step + 1);
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
@@ -145,7 +140,11 @@ fn two_signals_leave_a_run_that_goes_on() {
         .expect(0, &[]);
     for wait in [0, 1, 2, 4, 8, 16] {
         let child = lab.start(&run);
-        lab.wait_for_steps("runs/a", lab.metrics("runs/a").len() + 1);
+        let steps = lab.metrics("runs/a").len();
+        // A run that is faster than this loop has ended: its later starts do nothing.
+        until("a step is taken, or the run has ended", || {
+            lab.metrics("runs/a").len() > steps || has_ended(&child)
+        });
         for _ in 0..2 {
             kill_process(Pid::from_child(&child), Signal::TERM).ok();
             std::thread::sleep(Duration::from_millis(wait));

@@ -46,14 +46,14 @@ fn rank_0_killed_while_the_ranks_meet() {
 
 fn killed_while_they_meet(limit: Duration) {
     let (lab, port) = (Lab::new(), free_port());
-    let limit = format!("comm.start_timeout_s={}", limit.as_secs());
-    let sets = with(&FOUR, &[&limit]);
+    let timeout = format!("comm.start_timeout_s={}", limit.as_secs());
+    let sets = with(&FOUR, &[&timeout]);
     let start = |rank| lab.rank(rank, 4, port, &sets).spawn().unwrap();
     let ranks = Ranks { children: (0..3).map(start).collect() };
     until("two ranks have connected to rank 0, or its time is over", || {
         connections(port) == 2 || ranks.ended(0)
     });
-    std::thread::sleep(Duration::from_millis(300)); // and were let in; else they look for it again
+    std::thread::sleep(limit / 60); // and were let in; else they look for it again
     ranks.signal(0, Signal::KILL);
     let ended = ranks.end([1, 2]);
     assert!(ended.iter().all(|done| done.code == Some(3)), "{:?}", said(&ended));

@@ -345,11 +345,16 @@ fn a_port_that_is_taken_is_told() {
 
 #[test]
 fn two_jobs_on_one_port_do_not_mix() {
+    at_any_load(Duration::from_secs(3), two_jobs_on_one_port);
+}
+
+fn two_jobs_on_one_port(limit: Duration) {
     let lab = Lab::new();
     let port = free_port();
     let start = |rank, sets: &[&str]| lab.rank(rank, 2, port, sets).spawn().unwrap();
     let one = ["topology.data=2", "train.steps=200000", "log.interval=1000"];
-    let other = with(&one, &["log.folder=runs/b", "comm.start_timeout_s=3"]);
+    let timeout = format!("comm.start_timeout_s={}", limit.as_secs());
+    let other = with(&one, &["log.folder=runs/b", &timeout]);
     let first = Ranks { children: (0..2).map(|rank| start(rank, &one)).collect() };
     lab.wait_for_steps("runs/a", 1);
     let second = Ranks { children: (0..2).map(|rank| start(rank, &other)).collect() };

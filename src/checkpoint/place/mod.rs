@@ -141,7 +141,7 @@ impl Place {
             #[cfg(not(feature = "object-store"))]
             PlaceUrl::Bucket(_) => {
                 let _ = settings;
-                return Err(Problems::without(url, "S3", ", or use file:///FOLDER").into());
+                return Err(refuse_without_s3(url).into());
             }
         };
         Ok(Place { url: place.to_string(), step, store })
@@ -330,17 +330,23 @@ impl Place {
     }
 }
 
+/// Error for the URL of a bucket in a build without S3.
+#[cfg(any(test, not(feature = "object-store")))]
+fn refuse_without_s3(url: &str) -> Problems {
+    Problems::without(url, "S3", ", or use file:///FOLDER")
+}
+
 fn index_name(folder: &str) -> String {
     format!("{folder}/{}", index::NAME)
 }
 
-#[cfg(all(test, not(feature = "object-store")))]
+#[cfg(test)]
 mod tests {
-    use super::Place;
+    use super::refuse_without_s3;
 
     #[test]
     fn s3_is_refused_with_the_remedy() {
-        let said = Place::open("s3://bucket/a").err().unwrap().to_string();
+        let said = refuse_without_s3("s3://bucket/a").to_string();
         for part in ["s3://bucket/a", "without S3", "cargo build --release", "file:///"] {
             assert!(said.contains(part), "{said}");
         }

@@ -299,10 +299,7 @@ fn find_predictor(
         #[cfg(feature = "predict")]
         Program::Other(_) => Ok(Some(others::load_predictor(args, Some(&request.setup))?)),
         #[cfg(not(feature = "predict"))]
-        Program::Other(_) => {
-            Err(refuse_without(if args.program.is_some() { "--as" } else { "plan.framework" })
-                .into())
-        }
+        Program::Other(_) => Err(refuse_other_programs(args).into()),
     }
 }
 
@@ -311,12 +308,18 @@ fn print_scores(args: &Estimate) -> anyhow::Result<()> {
     #[cfg(feature = "predict")]
     return others::print_scores(args);
     #[cfg(not(feature = "predict"))]
-    Err(refuse_without(if args.selftest { "--selftest" } else { "--score" }).into())
+    Err(refuse_other_programs(args).into())
 }
 
-/// Error for an option that needs the planner of other programs.
-#[cfg(not(feature = "predict"))]
-fn refuse_without(option: &str) -> Problems {
+/// Error for the option that needs the planner of other programs.
+#[cfg(any(test, not(feature = "predict")))]
+fn refuse_other_programs(args: &Estimate) -> Problems {
+    let option = match args {
+        Estimate { selftest: true, .. } => "--selftest",
+        Estimate { score: Some(_), .. } => "--score",
+        Estimate { program: Some(_), .. } => "--as",
+        _ => "plan.framework",
+    };
     Problems::without(option, "plans of other programs", ", or plan for gptrain: --as gptrain")
 }
 
@@ -379,7 +382,7 @@ fn add_charts(
     Ok(())
 }
 
-#[cfg(all(test, not(feature = "predict")))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use clap::Parser;
@@ -392,14 +395,16 @@ mod tests {
 
     #[test]
     fn plans_of_other_programs_are_refused_with_the_remedy() {
-        let cases: [(&[&str], &str); 3] = [
+        let cases: [(&[&str], &str); 5] = [
             (&["7B", "--as", "megatron-lm"], "--as"),
+            (&["run.yaml"], "plan.framework"),
             (&["--selftest"], "--selftest"),
             (&["--score", "runs.csv"], "--score"),
+            (&["--score", "runs.csv", "--as", "megatron-lm"], "--score"),
         ];
         for (words, place) in cases {
             let args = Cli::parse_from([&["estimate"], words].concat()).args;
-            let said = args.run().unwrap_err().to_string();
+            let said = refuse_other_programs(&args).to_string();
             let parts = [place, "without plans of other programs", "cargo build --release"];
             assert!(parts.iter().all(|part| said.contains(part)), "{said}");
         }

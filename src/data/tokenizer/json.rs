@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::byte_alphabet::{ByteDecoder, spell, spell_bytes};
 use super::byte_level::{self, ByteLevelFile};
@@ -25,7 +25,10 @@ pub fn load(path: &Path) -> Result<Tokenizer> {
     }
     let mut tokenizer = match byte_level::read(&json) {
         Ok(parts) => build(parts, &path.display().to_string())?,
-        Err(why) => load_with_crate(&path, &json, why)?,
+        #[cfg(feature = "tokenizers")]
+        Err(why) => super::hugging_face::load(&path, &json, why)?,
+        #[cfg(not(feature = "tokenizers"))]
+        Err(why) => return Err(refuse_without_crate(&path, &why).into()),
     };
     if let Some(why) = tokenizer.unsupported_field()
         && why.starts_with(byte_level::MISSING_BYTES)
@@ -50,17 +53,12 @@ pub fn load(path: &Path) -> Result<Tokenizer> {
     Ok(tokenizer)
 }
 
-/// Tokenizer with a field that gptrain's own encoder lacks: `why` names it.
-#[cfg(feature = "tokenizers")]
-fn load_with_crate(path: &Path, json: &Map<String, Value>, why: String) -> Result<Tokenizer> {
-    super::hugging_face::load(path, json, why)
-}
-
-#[cfg(not(feature = "tokenizers"))]
-fn load_with_crate(path: &Path, _: &Map<String, Value>, why: String) -> Result<Tokenizer> {
+/// Error for a file with a field that gptrain's own encoder lacks: `why` names it.
+#[cfg(any(test, not(feature = "tokenizers")))]
+fn refuse_without_crate(path: &Path, why: &str) -> Problems {
     let place = format!("{}: its {why}", path.display());
     let other = ", or give a byte-level BPE tokenizer";
-    Err(Problems::without(place, "Hugging Face's tokenizers", other).into())
+    Problems::without(place, "Hugging Face's tokenizers", other)
 }
 
 /// Tokenizer of a file that gptrain's own encoder implements.
@@ -209,15 +207,17 @@ pub fn write(tokens: &[Box<[u8]>], specials: usize, merges: &[(u32, u32)]) -> St
     )
 }
 
-#[cfg(all(test, not(feature = "tokenizers")))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_file_that_needs_the_crate_is_refused_with_the_remedy() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/data/tokenizers");
-        let file = Path::new(file).join("foreign.json");
-        let said = Tokenizer::load(&file).unwrap_err().to_string();
+        let TokenizerFile { path, json, .. } =
+            files::open(&Path::new(file).join("foreign.json")).unwrap();
+        let why = byte_level::read(&json).err().unwrap();
+        let said = refuse_without_crate(&path, &why).to_string();
         for part in [
             "foreign.json: its normalizer is {",
             "without Hugging Face's tokenizers",

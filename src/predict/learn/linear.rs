@@ -26,15 +26,34 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     sums.iter().sum::<f64>() + rest
 }
 
+/// Rows or columns that are computed together: the factor is read from memory once for all of them.
+const GROUP: usize = 8;
+
+/// Element `j` of a row of the factor, of which the elements before are known.
+fn eliminate(row: &mut [f64], j: usize, other: &[f64]) {
+    row[j] = (row[j] - dot(&row[..j], &other[..j])) / other[j];
+}
+
 impl Cholesky {
     pub fn new(mut a: Vec<Vec<f64>>) -> Cholesky {
-        for i in 0..a.len() {
-            let (done, rest) = a.split_at_mut(i);
-            let row = &mut rest[0];
+        for start in (0..a.len()).step_by(GROUP) {
+            let (done, rest) = a.split_at_mut(start);
+            let last = GROUP.min(rest.len());
+            let group = &mut rest[..last];
             for (j, other) in done.iter().enumerate() {
-                row[j] = (row[j] - dot(&row[..j], &other[..j])) / other[j];
+                for row in group.iter_mut() {
+                    eliminate(row, j, other);
+                }
             }
-            row[i] = (row[i] - dot(&row[..i], &row[..i])).max(1e-300).sqrt();
+            for i in 0..group.len() {
+                let (above, below) = group.split_at_mut(i);
+                let row = &mut below[0];
+                for (j, other) in above.iter().enumerate() {
+                    eliminate(row, start + j, other);
+                }
+                let i = start + i;
+                row[i] = (row[i] - dot(&row[..i], &row[..i])).max(1e-300).sqrt();
+            }
         }
         Cholesky { rows: a }
     }
