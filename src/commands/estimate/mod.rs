@@ -204,7 +204,7 @@ impl Estimate {
         if self.search.is_asked() {
             return search::run(self, &request, other);
         }
-        request.check_zero()?;
+        request.check_program()?;
         let (view, mut out) = advise(&request, &loaded.effective, other);
         if let (Some(loss), Some(tokens)) = (self.campaign.until_loss, until) {
             let tokens = words::size(tokens);

@@ -191,3 +191,26 @@ fn fast_links_bound_tensor_ranks_and_shard_groups() {
     };
     assert_eq!([&rack, &node].map(proposed), [true, false]);
 }
+
+/// Another program's cuts with a pipeline have the ZeRO levels that it has there.
+#[test]
+fn pipelines_of_other_programs_have_their_levels() {
+    let m = manifest(&[]);
+    for (name, levels) in [
+        ("torchtitan", &[1][..]),
+        ("paxml", &[0]),
+        ("nemo", &[0, 1]),
+        ("deepspeed-zero3", &[]),
+        ("ddp", &[]),
+    ] {
+        let program = Program::Other(crate::trainers::lookup(name).unwrap());
+        let setup = Setup::new(&m, program, hardware::find("h100-80g", "test").unwrap());
+        let cuts = other_programs::cuts(&m, &setup, m.batch.ramp(), 8);
+        let piped = cuts
+            .iter()
+            .map(|cut| &cut.topology)
+            .filter(|t| t.pipeline > 1 && t.data > 1);
+        let found: std::collections::BTreeSet<u8> = piped.map(|t| t.zero).collect();
+        assert!(found.iter().eq(levels), "{name}: {found:?}");
+    }
+}
