@@ -173,7 +173,9 @@ impl Request {
         ] {
             if degree > 1 && lacks {
                 let what = format!("is {degree}, and {name} has no {key} parallelism");
-                let remedy = format!("set it to 1, or take {name}'s best topology: --search");
+                let ranks = self.setup.ranks();
+                let search = format!("take {name}'s best topology: --search --gpus {ranks}");
+                let remedy = format!("set it to 1, or {search}");
                 problems.add(format!("topology.{key}"), what, remedy);
             }
         }
