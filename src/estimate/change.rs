@@ -56,7 +56,9 @@ struct Proposals<'a> {
 impl Proposals<'_> {
     fn add(&mut self, kind: ChangeKind, what: String, sets: &[(&str, String)], setup: Setup) {
         let t = &setup.topology;
-        let fits = t.tensor <= setup.per_node && t.data.is_multiple_of(t.shard_size());
+        let is_kept = t.tensor == self.from.topology.tensor;
+        let is_joined = is_kept || setup.has_fast_links(t.tensor, setup.ranks());
+        let fits = is_joined && t.data.is_multiple_of(t.shard_size());
         if setup.violations().is_empty() && fits {
             let sets = sets
                 .iter()

@@ -446,7 +446,7 @@ fn cost(d: &Days, terms: &Terms, out: &mut Printout) {
 /// order in which they are tried.
 pub fn advise_own(v: &View, advisor: &Advisor, out: &mut Printout) {
     let rings = slow_rings::describe(v);
-    let compressed = compression::describe(advisor.manifest, &v.setup);
+    let compressed = compression::describe(advisor.manifest, &v.setup, &v.counted);
     let sums = micro_sums::describe(advisor.manifest, &v.setup, &v.counted);
     for line in rings.into_iter().chain(compressed).chain(sums) {
         out.line(line);

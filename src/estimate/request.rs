@@ -160,17 +160,33 @@ impl Request {
         Ok((Request { setup, ..self }, line))
     }
 
-    /// Fails if the plan has a pipeline with a ZeRO level that its program refuses there.
-    pub fn check_zero(&self) -> Result<(), Problems> {
-        let Topology { pipeline, zero, .. } = self.setup.topology;
+    /// Fails if the plan has tensor or pipeline parallelism that its program lacks, or a pipeline with a ZeRO
+    /// level that the program refuses there.
+    pub fn check_program(&self) -> Result<(), Problems> {
+        let Topology { tensor, pipeline, zero, .. } = self.setup.topology;
         let Program::Other(trainer) = self.setup.program else { return Ok(()) };
-        if pipeline == 1 || trainer.piped.is_empty() || trainer.piped.contains(&zero) {
+        let name = &trainer.name;
+        let mut problems = Problems::default();
+        for (key, degree, lacks) in [
+            ("tensor", tensor, trainer.replicas_only),
+            ("pipeline", pipeline, trainer.piped.is_empty()),
+        ] {
+            if degree > 1 && lacks {
+                let what = format!("is {degree}, and {name} has no {key} parallelism");
+                let ranks = self.setup.ranks();
+                let search = format!("take {name}'s best topology: --search --gpus {ranks}");
+                let remedy = format!("set it to 1, or {search}");
+                problems.add(format!("topology.{key}"), what, remedy);
+            }
+        }
+        problems.or(())?;
+        if pipeline == 1 || trainer.piped.contains(&zero) {
             return Ok(());
         }
         let mut levels = trainer.piped.clone();
         levels.sort_unstable();
         let levels: Vec<String> = levels.iter().map(u8::to_string).collect();
-        let engine = if trainer.deepspeed { "DeepSpeed's pipeline engine" } else { &trainer.name };
+        let engine = if trainer.deepspeed { "DeepSpeed's pipeline engine" } else { name };
         let without = if trainer.zero.contains(&zero) {
             format!(", or topology.pipeline to 1, where it has ZeRO-{zero}")
         } else {

@@ -162,7 +162,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Cuts over so many devices: tensor-parallel inside a node, up to one pipeline stage a layer.
+    /// Cuts over so many devices: tensor ranks that fast links join, up to one pipeline stage a layer.
     pub fn grids(&self, devices: usize) -> Vec<(usize, usize, usize)> {
         let mut grids = Vec::new();
         let context = self.degrees.context;
@@ -170,8 +170,8 @@ impl Setup {
             return grids;
         }
         let devices = devices / context;
-        for tensor in 1..=self.per_node.min(devices) {
-            let possible = self.per_node.is_multiple_of(tensor)
+        for tensor in 1..=self.link_domain().min(devices) {
+            let possible = self.has_fast_links(tensor, devices)
                 && self.model.heads().kv.is_multiple_of(tensor)
                 && devices.is_multiple_of(tensor);
             if !possible {
@@ -261,6 +261,12 @@ impl Setup {
     /// Devices that the fast links join: those of a node, or of several (NVL72).
     pub fn link_domain(&self) -> usize {
         self.hardware.link_domain.max(self.per_node)
+    }
+
+    /// Whether fast links join all ranks of each group of `size` neighbours among `devices`.
+    pub fn has_fast_links(&self, size: usize, devices: usize) -> bool {
+        let domain = self.link_domain();
+        domain.is_multiple_of(size) || devices <= domain
     }
 
     /// Notes on the basis of a plan whose run takes so many seconds.

@@ -56,9 +56,11 @@ pub fn lint(s: &Setup) -> Vec<String> {
         s.micros() < t.pipeline,
         format!("{} micro-batches do not fill {} stages", s.micros(), t.pipeline),
     );
+    let domain = s.link_domain();
+    let joined = if domain > s.per_node { "link domains" } else { "nodes" };
     note(
-        t.tensor > s.per_node,
-        format!("TP {} reaches over nodes of {}: its sums cross the network", t.tensor, s.per_node),
+        !s.has_fast_links(t.tensor, s.ranks()),
+        format!("TP {} reaches over {joined} of {domain}: its sums cross the network", t.tensor),
     );
     found
 }

@@ -116,7 +116,10 @@ fn compressed_gradients_are_billed_and_advised() {
         Request::new(loaded.manifest, &Flags::default()).unwrap()
     };
     let with = read(&[]);
-    let e = CompressionGain::new(&with.manifest, &with.setup).unwrap();
+    let gain = |plan: &Request| {
+        CompressionGain::new(&plan.manifest, &plan.setup, &dry_run::stages(&plan.manifest)).unwrap()
+    };
+    let e = gain(&with);
     let (ranks, h) = (16.0, 4096.0);
     let ring = 2.0 * (ranks - 1.0) / ranks;
     // Factors of rank 4 of a block's matrices [n, m]: qkv, proj, fc1, fc2.
@@ -134,10 +137,12 @@ fn compressed_gradients_are_billed_and_advised() {
     let (ours, plain) = (seconds(&[]), seconds(&["topology.compression=none"]));
     assert!(e.factors > 0.0 && e.break_even > 1.0, "{e:?}");
     near(ours, plain, 1e-6);
-    let text = compression::describe(&with.manifest, &with.setup).unwrap();
+    let stages = dry_run::stages(&with.manifest);
+    let text = compression::describe(&with.manifest, &with.setup, &stages).unwrap();
     assert!(text.contains("compressed: a rank sends") && text.contains("pays below"), "{text}");
     let none = read(&["topology.compression=none"]);
-    assert_eq!(compression::describe(&none.manifest, &none.setup), None);
+    assert_eq!(compression::describe(&none.manifest, &none.setup, &stages), None);
+    assert_eq!(gain(&none), e, "the same gain, from the plan without");
 }
 
 /// Output of `estimate` for the small model on a GPU with this much memory.

@@ -92,7 +92,7 @@ impl Plan {
         let loaded = planned.loaded;
         let flags = Flags { columns: &columns, mixture, ..args.flags() };
         let (request, other) = make_request(args, &loaded, flags)?;
-        request.check_zero()?;
+        request.check_program()?;
         Ok(Plan { view: request.view(other), loaded, changes })
     }
 

@@ -204,7 +204,7 @@ impl Estimate {
         if self.search.is_asked() {
             return search::run(self, &request, other);
         }
-        request.check_zero()?;
+        request.check_program()?;
         let (view, mut out) = advise(&request, &loaded.effective, other);
         if let (Some(loss), Some(tokens)) = (self.campaign.until_loss, until) {
             let tokens = words::size(tokens);
@@ -245,13 +245,14 @@ impl Estimate {
 
     /// Whether --gpus is the number of ranks of a manifest with `topology.data: auto`.
     fn fills_gpus(&self) -> bool {
-        let Some(path) = self.manifest.as_deref().filter(|path| path.exists()) else {
+        let searches = self.search.is_asked() || !self.campaign.sizes.is_empty();
+        let path = self.manifest.as_deref().filter(|path| path.exists());
+        let Some(path) = path.filter(|_| self.search.gpus.is_some() && !searches) else {
             return false;
         };
         let (sets, _) = split_settings(&self.set);
         let loaded = manifest::load_for(path, &sets, Ranks::OneReplica);
-        let is_asked = self.search.is_asked() || !self.campaign.sizes.is_empty();
-        !is_asked && loaded.is_ok_and(|loaded| loaded.replicas_are_auto)
+        loaded.is_ok_and(|loaded| loaded.replicas_are_auto)
     }
 
     /// Loads a manifest. A plan with `topology.data: auto` needs --gpus; a search tries all numbers of

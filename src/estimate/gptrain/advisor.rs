@@ -123,7 +123,7 @@ impl Advisor<'_> {
             proposals
         });
         found.extend(pairs.into_iter().filter_map(|pair| self.fitting(pair)));
-        found.extend(self.compress());
+        found.extend(self.compress(stages));
         found.retain(|change| change.seconds < (1.0 - GAIN) * now);
         sort_changes(found)
     }
@@ -205,11 +205,13 @@ impl Advisor<'_> {
             .then(|| Proposal::new(ChangeKind::Accumulate, what, set, self.setup))
     }
 
-    /// Compressed gradients, with the bandwidth below which they pay.
-    fn compress(&self) -> Option<Change> {
-        let none = self.manifest.topology.compression.is_none();
-        let e =
-            CompressionGain::new(self.manifest, self.setup).filter(|e| none && e.saves_bytes())?;
+    /// Compressed gradients, with the bandwidth below which they pay, if the plan has none.
+    fn compress(&self, stages: &[dry_run::Stage]) -> Option<Change> {
+        if self.manifest.topology.compression.is_some() {
+            return None;
+        }
+        let gain = CompressionGain::new(self.manifest, self.setup, stages)?;
+        let e = Some(gain).filter(CompressionGain::saves_bytes)?;
         let bandwidth = CompressionGain::bandwidth(self.setup);
         let set = "topology.compression=powersgd".to_string();
         self.fitting(Proposal::new(

@@ -5,7 +5,7 @@ use super::prices::{self, Prices};
 use super::stage_times::StageTimes;
 use crate::setup::Setup;
 use base::Bytes;
-use manifest::{Manifest, Topology};
+use manifest::{Manifest, PowerSgd, Topology};
 
 /// Sums of gradients with and without compression, on the stage that sends most of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,17 +20,17 @@ pub struct CompressionGain {
 }
 
 impl CompressionGain {
-    /// None if no gradient is sent, or compression would be refused.
-    pub fn new(m: &Manifest, setup: &Setup) -> Option<CompressionGain> {
+    /// None if no gradient is sent, or compression would be refused. `stages` are those of the plan.
+    pub fn new(m: &Manifest, setup: &Setup, stages: &[dry_run::Stage]) -> Option<CompressionGain> {
         let t = &m.topology;
         if t.data == 1 || t.zero > 1 || t.has_two_levels() {
             return None;
         }
-        let settings = t.compression.unwrap_or_default();
-        let [plain, compressed] = [None, Some(settings)].map(|compression| {
-            let topology = Topology { compression, ..t.clone() };
-            dry_run::stages(&Manifest { topology, ..m.clone() })
-        });
+        let is_plain = t.compression.is_none();
+        let compression = is_plain.then(PowerSgd::default);
+        let topology = Topology { compression, ..t.clone() };
+        let other = &dry_run::stages(&Manifest { topology, ..m.clone() })[..];
+        let [plain, compressed] = if is_plain { [stages, other] } else { [other, stages] };
         let sent = |stages: &[dry_run::Stage]| {
             stages
                 .iter()
@@ -48,10 +48,10 @@ impl CompressionGain {
         };
         let once = "once a step: optimizer";
         Some(CompressionGain {
-            plain: sent(&plain),
-            compressed: sent(&compressed),
-            factors: part(&compressed, once) - part(&plain, once),
-            break_even: CompressionGain::bandwidth(setup) * break_even(&plain, &compressed, setup),
+            plain: sent(plain),
+            compressed: sent(compressed),
+            factors: part(compressed, once) - part(plain, once),
+            break_even: CompressionGain::bandwidth(setup) * break_even(plain, compressed, setup),
         })
     }
 
@@ -85,10 +85,10 @@ fn break_even(plain: &[dry_run::Stage], compressed: &[dry_run::Stage], s: &Setup
     low.exp2()
 }
 
-/// Description of the effect of compression on the plan; None without compression.
-pub fn describe(m: &Manifest, setup: &Setup) -> Option<String> {
+/// Description of the effect of compression on the plan, whose stages are given; None without compression.
+pub fn describe(m: &Manifest, setup: &Setup, stages: &[dry_run::Stage]) -> Option<String> {
     m.topology.compression?;
-    let gain = CompressionGain::new(m, setup).filter(CompressionGain::saves_bytes)?;
+    let gain = CompressionGain::new(m, setup, stages).filter(CompressionGain::saves_bytes)?;
     let size = |bytes: f64| Bytes(bytes as u64);
     Some(format!(
         "\nGradients between replicas, compressed: a rank sends {} instead of {} per step;\n  that \

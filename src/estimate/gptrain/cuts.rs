@@ -174,13 +174,20 @@ fn with_extras(cut: Setup, extras: Extras) -> Vec<Setup> {
     cuts
 }
 
-/// Shard groups that are tried: all replicas, and those on a node where gradients or weights are sharded,
-/// whose sums and gathers of every pass then remain on the node.
+/// Shard groups that are tried: all replicas, and those that fast links join where gradients or weights are
+/// sharded, whose sums and gathers of every pass then remain on these links; those of a node if the replicas
+/// are not divisible by a link domain's.
 pub fn shard_groups(s: &Setup, zero: u8) -> Vec<Shard> {
     let data = s.topology.data;
-    let on_node = replicas_on_node(&s.topology, s.per_node);
-    let has_groups = 1 < on_node && on_node < data && data.is_multiple_of(on_node);
-    if zero >= 2 && has_groups { vec![Shard::All, Shard::Ranks(on_node)] } else { vec![Shard::All] }
+    let joined = [s.link_domain(), s.per_node].map(|ranks| replicas_on_node(&s.topology, ranks));
+    let group = joined
+        .into_iter()
+        .find(|group| 1 < *group && *group < data && data.is_multiple_of(*group))
+        .filter(|_| zero >= 2 && data > joined[0]);
+    [Shard::All]
+        .into_iter()
+        .chain(group.map(Shard::Ranks))
+        .collect()
 }
 
 /// Sequence parallelism, ZeRO levels, shard groups and recomputation.

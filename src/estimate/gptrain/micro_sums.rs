@@ -18,7 +18,9 @@ pub fn describe(m: &Manifest, s: &Setup, stages: &[dry_run::Stage]) -> Vec<Strin
         return Vec::new();
     }
     let may_save_nothing = zero == 2 || pipeline > 1;
-    let saves_nothing = may_save_nothing.then(|| describe_no_saving(m)).flatten();
+    let saves_nothing = may_save_nothing
+        .then(|| describe_no_saving(m, stages))
+        .flatten();
     describe_exposed(s, stages)
         .into_iter()
         .chain(saves_nothing)
@@ -27,10 +29,11 @@ pub fn describe(m: &Manifest, s: &Setup, stages: &[dry_run::Stage]) -> Vec<Strin
 
 /// A rank sums up gradients in windows, and in a pipeline gathers weights into others, which may be as large
 /// as all that the level shards.
-fn describe_no_saving(m: &Manifest) -> Option<String> {
+fn describe_no_saving(m: &Manifest, stages: &[dry_run::Stage]) -> Option<String> {
     let level = m.topology.zero;
     let topology = Topology { zero: level - 1, ..m.topology.clone() };
-    let [below, ours] = [&Manifest { topology, ..m.clone() }, m].map(dry_run::memory);
+    let below = dry_run::memory(&Manifest { topology, ..m.clone() });
+    let (_, ours) = dry_run::peak(stages);
     let why = match (level, m.topology.zero_every) {
         (2, 1) => "it sums gradients in two windows of a block's size",
         (2, _) => "it sums gradients in windows of a chunk's size",

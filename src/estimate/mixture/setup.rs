@@ -33,7 +33,7 @@ impl Setup {
         let usual = setup
             .expert_degrees()
             .into_iter()
-            .filter(|e| *e <= setup.per_node);
+            .filter(|e| *e <= setup.link_domain());
         let expert = expert.or(usual.max()).unwrap_or(1);
         let degrees = Degrees { expert, ..setup.degrees };
         let setup = setup.with_degrees(degrees);

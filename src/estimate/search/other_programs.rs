@@ -45,8 +45,11 @@ fn choices(base: &Setup, ramp: Ramp) -> Vec<Setup> {
             schedules.push((Schedule::Interleaved, chunks));
         }
     }
+    // One replica has no level.
+    let levels = base.program.zero_levels(pipeline);
+    let count = if base.replicas() == 1 { levels.len().min(1) } else { levels.len() };
     for micro in micros {
-        for zero in base.program.zero_levels(pipeline) {
+        for zero in &levels[..count] {
             for recompute in base.program.recomputes() {
                 for (schedule, chunks) in &schedules {
                     let mut setup = Setup { micro, ..base.clone() };

@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::gptrain::stage_times;
-use crate::hardware;
+use crate::hardware::{self, Hardware};
 use crate::setup::Program;
+use manifest::Shard;
 
 fn manifest(sets: &[&str]) -> Manifest {
     let text = "
@@ -154,4 +155,62 @@ fn batches_of_a_ramp_up_are_planned_as_runs_of_such_batches() {
         }
     }
     assert_eq!(steps, [4, 8, 12, 16].into(), "batches of the ramp-up");
+}
+
+/// Tensor ranks and shard groups reach as far as fast links join ranks: on an NVL72 over its nodes of 4.
+#[test]
+fn fast_links_bound_tensor_ranks_and_shard_groups() {
+    let m = manifest(&["model.heads=16", "batch.global=2304"]);
+    let on = |name: &str, joined: Option<usize>| {
+        let hw = hardware::find(name, "test").unwrap();
+        let hw = Hardware { link_domain: joined.unwrap_or(hw.link_domain), ..hw.clone() }.leak();
+        Setup::new(&m, Program::Gptrain, hw)
+    };
+    let widest = |s: &Setup, devices: usize| s.grids(devices).iter().map(|grid| grid.0).max();
+    let rack = on("gb200-186g", None);
+    // 16 ranks are not a part of 72, but all of 64 are in one domain.
+    assert_eq!([64, 72, 144, 1152].map(|n| widest(&rack, n)), [16, 8, 8, 8].map(Some));
+    assert_eq!(widest(&rack, 36), Some(4));
+    let node = on("gb200-186g", Some(0));
+    assert_eq!([64, 72, 144].map(|n| widest(&node, n)), [4, 4, 4].map(Some));
+    assert_eq!([64, 72].map(|n| widest(&on("h100-80g", None), n)), [8, 8].map(Some));
+
+    let groups = |s: &Setup, data: usize| {
+        let s = s.clone().with_topology(|t| t.data = data);
+        assert_eq!(cuts::shard_groups(&s, 1), [Shard::All]);
+        cuts::shard_groups(&s, 3).get(1).copied()
+    };
+    let of = |ranks: usize| Some(Shard::Ranks(ranks));
+    assert_eq!([64, 72, 144, 160].map(|n| groups(&rack, n)), [None, None, of(72), of(4)]);
+    assert_eq!([4, 64, 144].map(|n| groups(&node, n)), [None, of(4), of(4)]);
+
+    let proposed = |s: &Setup| {
+        let s = s.clone().with_topology(|t| (t.tensor, t.data) = (4, 16));
+        let proposals = crate::change::propose_smaller(&s);
+        proposals.iter().any(|p| p.setup.topology.tensor == 8)
+    };
+    assert_eq!([&rack, &node].map(proposed), [true, false]);
+}
+
+/// Another program's cuts with a pipeline have the ZeRO levels that it has there.
+#[test]
+fn pipelines_of_other_programs_have_their_levels() {
+    let m = manifest(&[]);
+    for (name, levels) in [
+        ("torchtitan", &[1][..]),
+        ("paxml", &[0]),
+        ("nemo", &[0, 1]),
+        ("deepspeed-zero3", &[]),
+        ("ddp", &[]),
+    ] {
+        let program = Program::Other(crate::trainers::lookup(name).unwrap());
+        let setup = Setup::new(&m, program, hardware::find("h100-80g", "test").unwrap());
+        let cuts = other_programs::cuts(&m, &setup, m.batch.ramp(), 8);
+        let piped = cuts
+            .iter()
+            .map(|cut| &cut.topology)
+            .filter(|t| t.pipeline > 1 && t.data > 1);
+        let found: std::collections::BTreeSet<u8> = piped.map(|t| t.zero).collect();
+        assert!(found.iter().eq(levels), "{name}: {found:?}");
+    }
 }

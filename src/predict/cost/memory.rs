@@ -166,6 +166,9 @@ fn activations(s: &Setup, stage: usize, layers: usize, k: &[f64]) -> [f64; 3] {
     let ends = if trainer.deepspeed && stages > 1 { 2.0 } else { 1.0 };
     let (saved, working) = match s.topology.recompute {
         Recompute::Full => (kept * 2.0 * sbh / whole * (layers + ends), all),
+        Recompute::Selective if trainer.selective > 0.0 && s.mixture.is_none() => {
+            (layers * saved_by_operator(s, whole), all)
+        }
         Recompute::Selective => (layers * cheap, per_score * scores),
         Recompute::None => (layers * all, 0.0),
     };
@@ -182,6 +185,16 @@ fn activations(s: &Setup, stage: usize, layers: usize, k: &[f64]) -> [f64; 3] {
     ]
 }
 
+/// Bytes in 16 bits that a rank keeps of a layer if recomputation is selected by operator: the layer's input,
+/// attention's output, and every second product, which are queries, values and the first of the feed-forward
+/// part (torchtitan's `_apply_op_sac`). The last product is saved too, but no backward pass needs it.
+fn saved_by_operator(s: &Setup, whole: f64) -> f64 {
+    let m = &s.model;
+    let heads = m.heads();
+    let split = 2 * heads.query_width() + heads.kv * heads.dim + m.ffn_hidden;
+    2.0 * s.rows() as f64 * (m.hidden as f64 / whole + split as f64 / s.topology.tensor as f64)
+}
+
 /// Bytes in 16 bits that all tensor ranks together keep of a layer with experts: queries, keys, values and
 /// their output; the rows of the experts, gates, values and products in them, and the rows that
 /// return; the same inside the shared experts. As many rows come as are sent.
@@ -192,4 +205,27 @@ fn expert_activations(s: &Setup, mixture: &Mixture) -> f64 {
     let row = 2 * m.hidden + 3 * mixture.width;
     let width = attention + mixture.chosen * row + 3 * mixture.shared;
     2.0 * (s.rows() * width) as f64
+}
+
+/// Bytes per token and layer of Llama 3 8B, by the order of its products, of which every second is recomputed.
+#[test]
+fn recomputation_by_operator_keeps_every_second_product() {
+    let row = crate::rows::held().iter().find(|row| row.id == "held-01");
+    let s = row.expect("a held row").setup.as_ref().expect("a setup");
+    let (hidden, keys, inner) = (4096, 1024, 14336);
+    // Queries, keys, values, output; gate, inner, outer, whose product no backward pass needs.
+    let products = [hidden, keys, keys, hidden, inner, inner, 0];
+    let every_second: usize = products.iter().step_by(2).sum();
+    let [input, attention] = [hidden, hidden];
+    let bytes = 2 * (input + attention + every_second);
+    let k = [1.0; 7];
+    let saved = |s: &Setup| memory(s, &k).stages[0][3].1 * GB / (32 * 8192) as f64;
+    let near = |found: f64, count: usize| (found / count as f64 - 1.0).abs() < 1e-9;
+    assert!(near(saved(s), bytes), "{} bytes, not {bytes}", saved(s));
+    let halved = s
+        .clone()
+        .with_topology(|t| (t.tensor, t.sequence_parallel) = (2, true));
+    assert!(near(saved(&halved), bytes / 2), "{}", saved(&halved));
+    let all = s.clone().with_topology(|t| t.recompute = Recompute::None);
+    assert!(saved(&all) > 2.0 * saved(s));
 }

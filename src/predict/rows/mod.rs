@@ -417,18 +417,20 @@ fn numbers(text: &str, trainer: &Trainer, hw: &Hardware) -> Result<Numbers, Stri
     }
 }
 
-fn topology(f: &Fields, trainer: &Trainer) -> Result<Topology, String> {
+fn topology(f: &Fields, trainer: &'static Trainer) -> Result<Topology, String> {
     let tensor = f.count("tp")?;
     let pipeline = f.count("pp")?;
     let chunks = f.count("vpp").unwrap_or(1);
     let written = f.text("act_ckpt");
+    let levels = Program::Other(trainer).zero_levels(pipeline);
+    let first = *levels.first().unwrap_or(&trainer.zero[0]);
     Ok(Topology {
         tensor,
         pipeline,
         data: f.count("dp")?,
         shard: Shard::All,
         states: StateReplicas::All,
-        zero: f.text("zero_stage").parse().unwrap_or(trainer.zero[0]),
+        zero: f.text("zero_stage").parse().unwrap_or(first),
         zero_every: 1,
         sequence_parallel: trainer.sequence && tensor > 1,
         overlap_p2p: false,
