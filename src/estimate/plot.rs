@@ -335,7 +335,7 @@ fn tiles(v: &View) -> Vec<Tile> {
     let mfu = 100.0 * model / v.setup.hardware.peak_tflops;
     let devices = words::devices(v.setup.ranks());
     let digits = if model < 10.0 { 2 } else { 0 };
-    let grid = format!("{}, ZeRO {}", grid(t), t.zero);
+    let grid = format!("{}{}, ZeRO {}", grid(t), t.schedule_words(), t.zero);
     let paid = v.terms.money(v.terms.cost(&v.days));
     let hours = words::hours(v.terms.device_hours(&v.days));
     let mut tiles: Vec<Tile> = vec![

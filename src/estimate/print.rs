@@ -39,7 +39,7 @@ pub fn printout(v: &View) -> Printout {
         String::new()
     };
     out.line(format!(
-        "\n{} as {} on {} × {}\nTP {} × PP {} × DP {}{}, ZeRO-{}{levels}, micro-batch {}, batch {}",
+        "\n{} as {} on {} × {}\nTP {} × PP {} × DP {}{}{}, ZeRO-{}{levels}, micro-batch {}, batch {}",
         v.name,
         v.program,
         s.ranks(),
@@ -48,6 +48,7 @@ pub fn printout(v: &View) -> Printout {
         t.pipeline,
         t.data,
         s.degree_words(),
+        t.schedule_words(),
         t.zero,
         s.micro,
         s.global

@@ -306,6 +306,18 @@ fn offload(form: Option<OffloadForm>) -> Offload {
 }
 
 impl Topology {
+    /// The schedule, unless it is the default: `, gpipe`, `, breadth_first with 3 chunks`. To follow the
+    /// degrees of parallelism in a line of text.
+    pub fn schedule_words(&self) -> String {
+        match self.schedule {
+            Schedule::OneFOneB => String::new(),
+            Schedule::GPipe => format!(", {}", self.schedule.name()),
+            Schedule::Interleaved | Schedule::BreadthFirst => {
+                format!(", {} with {} chunks", self.schedule.name(), self.chunks)
+            }
+        }
+    }
+
     /// Number of ranks: tensor × pipeline × data.
     pub fn ranks(&self) -> usize {
         self.tensor * self.pipeline * self.data

@@ -211,12 +211,16 @@ fn a_file_of_several_parts_is_whole_or_sent_again() {
         copy(&direct, &bench.from).unwrap();
         assert!(bench.whole_is_right(&format!("{number}")));
     }
-    let direct = place(bench.server.port, "0");
+    let proxy = Proxy::before(&bench.server, |_, _| Fault::None);
+    let direct = place(proxy.port, "0");
     let from = Saved::tiny(6).write(&bench.folder.path().join("from"));
     copy(&direct, &from).unwrap();
-    direct
-        .prune(Keep { last: Some(1), weights_every: Some(5), ..Keep::default() })
-        .unwrap();
+    let weights = Keep { last: Some(1), weights_every: Some(5), ..Keep::default() };
+    direct.prune(weights).unwrap();
+    // What has only weights is not asked again: a list, and one request for each index.
+    let asked = proxy.asked();
+    direct.prune(weights).unwrap();
+    assert_eq!(proxy.asked() - asked, 3);
     assert_eq!(direct.steps().unwrap(), [5, 6]);
     let fetched = place(bench.server.port, "0/step-00000005")
         .fetch(&bench.folder.path().join("weights"))

@@ -233,7 +233,7 @@ fn a_script_of_the_trainer_takes_its_model_from_config_json() {
 fn mistakes_name_the_line_and_the_remedy() {
     let lab = Lab::new();
     let text = fs::read_to_string(script("gpt-104b.slurm")).unwrap();
-    let cases: [(&str, &str, &[&str]); 10] = [
+    let cases: [(&str, &str, &[&str]); 12] = [
         (
             "PP=32\n",
             "\n",
@@ -243,6 +243,20 @@ fn mistakes_name_the_line_and_the_remedy() {
             "--hidden-size 11600",
             "--hidden-size big",
             &["x.sh:35: --hidden-size is \"big\"", "correct the script"],
+        ),
+        (
+            "--data-path $DATA",
+            "--data-path",
+            &[
+                "x.sh:63: --data-path has no value",
+                "the path of a dataset",
+                "--set data.train=VALUE",
+            ],
+        ),
+        (
+            "--hidden-size 11600",
+            "--hidden-size",
+            &["x.sh:35: --hidden-size has no value", "a whole number", "--set model.hidden=VALUE"],
         ),
         ("PP=32\n", "PP=31\n", &["starts 512 ranks, which tensor × pipeline 124 does not divide"]),
         (
@@ -283,6 +297,14 @@ fn mistakes_name_the_line_and_the_remedy() {
     let args = ["import", "--args", "x.sh", "-o", "made.yaml", "--var", "PP=32"];
     prints(&lab, &args, &["wrote made.yaml"]);
     lab.gptrain(&args).expect(2, &["made.yaml"]);
+    fs::write(lab.path("x.sh"), text.replace("--data-path $DATA", "--data-path")).unwrap();
+    let args = ["import", "--args", "x.sh", "-o", "data.yaml", "--set", "data.train=mine"];
+    prints(&lab, &args, &["wrote data.yaml"]);
+    assert!(
+        fs::read_to_string(lab.path("data.yaml"))
+            .unwrap()
+            .contains("mine")
+    );
 }
 
 /// A command line instead of a script, and the plan of one.

@@ -4,8 +4,10 @@
 //!
 //! A node is a mount namespace with its own host name, in which the folder of the memory is another one.
 
-use crate::common::binary::{Done, Lab, Ranks, free_port, run_args, until, within};
+use super::run_cuda::on_stand_ins;
+use crate::common::binary::{Done, Lab, Ranks, free_port, run_args, until, verdict, within};
 use crate::common::hosts::may_mount;
+use gptrain::launch::RANKS;
 use gptrain::train::testing::STEP_DELAY;
 use rustix::process::Signal;
 use std::fs;
@@ -350,6 +352,125 @@ fn parts_that_are_lost_or_damaged_come_from_the_neighbour_or_from_disk() {
         let (a, b) = (f64::from_bits(a[1]), f64::from_bits(b[1]));
         assert!((a - b).abs() <= 1e-6 * b, "{a} and {b}");
     }
+}
+
+/// A run on two nodes, of which rank 2 on the second is stopped before it has the whole part of rank 0 on the
+/// first, and the step of that part. None if this user may not make mount namespaces.
+fn stopped_within_a_copy() -> Option<(Lab, Ranks, u64)> {
+    let lab = lab();
+    for node in ["node0", "node1"] {
+        fs::create_dir(lab.path(node)).unwrap();
+    }
+    let memory = memory_set(&lab);
+    let ranks = start_on_nodes(&lab, 4, &[&SETS[..], &[&memory]].concat())?;
+    until("a step is in memory", || step_in_memory(&lab) > 0 || ranks.ended(0));
+    loop {
+        let complete = step_in_memory(&lab);
+        let sent = || step_of_a_copy(&lab, complete);
+        until("rank 0 sends a part", || sent().is_some() || ranks.ended(0));
+        ranks.signal(2, Signal::STOP);
+        until("rank 2 is stopped", || state(&ranks, 2) == "T" || ranks.ended(2));
+        if let Some(step) = sent() {
+            return Some((lab, ranks, step));
+        }
+        // Its last bytes came before the signal.
+        ranks.signal(2, Signal::CONT);
+        assert!(!ranks.ended(0), "the run has ended, and no copy was interrupted");
+    }
+}
+
+/// Step after `complete` of which the first node has rank 0's part, and the second node has no copy.
+fn step_of_a_copy(lab: &Lab, complete: u64) -> Option<u64> {
+    let part = "part-00000-of-00004.json";
+    let [own, copies] = ["node0", "node1"].map(|node| {
+        let whole = steps(lab, node).into_iter();
+        let whole = whole.filter(|step| step.join(part).exists());
+        whole.map(|step| step_number(&step)).max().unwrap_or(0)
+    });
+    (own > copies.max(complete)).then_some(own)
+}
+
+/// Number of a step's folder.
+fn step_number(folder: &Path) -> u64 {
+    let name = folder.file_name().unwrap().to_string_lossy().into_owned();
+    name.trim_start_matches("step-").parse().unwrap()
+}
+
+/// State of a rank's process: "T" if it is stopped.
+fn state(ranks: &Ranks, rank: usize) -> String {
+    let path = format!("/proc/{}/stat", ranks.pid(rank).as_raw_nonzero());
+    let stat = fs::read_to_string(path).unwrap();
+    let (_, after) = stat.rsplit_once(") ").unwrap();
+    after[..1].to_string()
+}
+
+/// The copy is whole: the run continues from it when the node of its part is lost.
+#[test]
+fn a_neighbour_that_is_stopped_within_a_copy_completes_it() {
+    let Some((lab, ranks, step)) = stopped_within_a_copy() else { return };
+    ranks.signal(2, Signal::CONT);
+    until("the step is complete", || step_in_memory(&lab) >= step || ranks.ended(0));
+    (0..4).for_each(|rank| ranks.signal(rank, Signal::KILL));
+    drop(ranks);
+    let newest = step_in_memory(&lab);
+    assert!(newest >= step, "step {step} is not complete in memory");
+    fs::remove_dir_all(lab.path("node0")).unwrap();
+    fs::create_dir(lab.path("node0")).unwrap();
+    let memory = memory_set(&lab);
+    let ranks = start_on_nodes(&lab, 4, &[&SETS[..], &[&memory]].concat()).unwrap();
+    let ended = ranks.end(0..4);
+    ended.iter().for_each(Done::well);
+    let out = &ended[0].out;
+    assert!(resumed_at(out) >= newest, "{out}");
+    assert!(out.contains("from the memory of node1, 2 parts of it neighbours' copies"), "{out}");
+    assert_same(&lab, &undisturbed(), &["node0", "node1"]);
+}
+
+/// The others name it and end, and a restart finds what all nodes have.
+#[test]
+fn a_neighbour_that_is_killed_within_a_copy_costs_no_step_that_was_complete() {
+    let Some((lab, ranks, step)) = stopped_within_a_copy() else { return };
+    let complete = step_in_memory(&lab);
+    ranks.signal(2, Signal::KILL);
+    let line = verdict(&ranks.end([0, 1, 3]));
+    assert!(line.contains("rank 2 (node node1") && line.contains("died: connection "), "{line}");
+    let memory = memory_set(&lab);
+    let ranks = start_on_nodes(&lab, 4, &[&SETS[..], &[&memory]].concat()).unwrap();
+    let ended = ranks.end(0..4);
+    ended.iter().for_each(Done::well);
+    // Of the step of the copy, every rank may have written its own part.
+    let at = resumed_at(&ended[0].out);
+    assert!(at >= complete && at <= step, "{at}, not {complete} to {step}: {}", ended[0].out);
+    assert_same(&lab, &undisturbed(), &["node0", "node1"]);
+}
+
+/// States are copied out of GPUs, here the software stand-in, beside the steps that change them.
+#[test]
+fn a_killed_run_on_gpus_continues_from_memory() {
+    let on_gpus = ["topology={data: 2, zero: 1}", "train.device=cuda"];
+    let start = |lab: &Lab, sets: &[&str]| {
+        let sets = [&SETS[..], sets, &on_gpus].concat();
+        let mut command = on_stand_ins(lab, lab.command(&run_args(&sets)), 2);
+        command.env(RANKS, "threads");
+        command
+    };
+    let whole = Lab::new();
+    let without = ["checkpoint.memory_interval=null"];
+    Done::of(start(&whole, &without).output().unwrap()).well();
+    let lab = lab();
+    let memory = memory_set(&lab);
+    let mut run = start(&lab, &[&memory])
+        .env(STEP_DELAY, "0.02")
+        .spawn()
+        .unwrap();
+    until("steps are in memory", || step_in_memory(&lab) >= 5);
+    run.kill().unwrap();
+    run.wait().unwrap();
+    let newest = step_in_memory(&lab);
+    let done = Done::of(start(&lab, &[&memory]).output().unwrap());
+    done.well();
+    assert!(resumed_at(&done.out) >= newest, "{}", done.out);
+    assert_same(&lab, &whole, &["memory"]);
 }
 
 /// Checkpoints in memory are then no longer part of the run's history.

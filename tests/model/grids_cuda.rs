@@ -39,6 +39,10 @@ grid!(nccl_pipeline_zero_2, Nccl: "topology.pipeline=2", "topology.data=2", "top
 grid!(nccl_two_levels, Nccl: "topology.data=4", "topology.shard=2");
 grid!(nccl_two_levels_zero_1, Nccl: "topology.data=4", "topology.shard=2", "topology.zero=1");
 grid!(nccl_two_levels_zero_3, Nccl: "topology.data=4", "topology.shard=2", "topology.zero=3");
+grid!(nccl_equal_states_zero_2, Nccl: "topology.data=4", "topology.shard=2", "topology.zero=2",
+    "topology.states=shard");
+grid!(nccl_equal_states_zero_3, Nccl: "topology.data=4", "topology.shard=2", "topology.zero=3",
+    "topology.states=shard");
 grid!(nccl_two_levels_pipeline, Nccl: "topology.data=4", "topology.shard=2", "topology.pipeline=2",
     "topology.zero=2");
 grid!(staged_tensor_data, Staged: "topology.tensor=2", "topology.data=2", "topology.zero=2");

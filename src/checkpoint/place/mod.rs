@@ -32,7 +32,8 @@ use base::{Problems, WrongInput, in_order};
 use digest_range::DigestRange;
 use engine::MASTER;
 use manifest::place::PlaceUrl;
-use std::collections::BTreeMap;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
@@ -54,6 +55,8 @@ pub struct Place {
     url: String,
     step: Option<u64>,
     store: Box<dyn Store>,
+    /// Steps of which only weights are left. No later `prune` lists their files, until they are copied again.
+    reduced: Mutex<BTreeSet<u64>>,
 }
 
 /// Calls `job` with every shard and its ranges, several concurrently. Returns the first error.
@@ -144,7 +147,7 @@ impl Place {
                 return Err(refuse_without_s3(url).into());
             }
         };
-        Ok(Place { url: place.to_string(), step, store })
+        Ok(Place { url: place.to_string(), step, store, reduced: Mutex::default() })
     }
 
     /// Opens a folder, with system calls that tests can make fail.
@@ -154,6 +157,7 @@ impl Place {
             url,
             step: None,
             store: Box::new(folder_store::FolderStore::new(path, disk.into())),
+            reduced: Mutex::default(),
         }
     }
 
@@ -248,9 +252,11 @@ impl Place {
         match kept {
             Kept::Whole => Ok(()),
             Kept::Nothing => self.store.remove(&name),
+            Kept::Weights if self.reduced.lock().contains(&step) => Ok(()),
             Kept::Weights => {
                 let states = self.state_files(step)?;
                 if states.is_empty() {
+                    self.reduced.lock().insert(step);
                     return Ok(());
                 }
                 let text = self
@@ -264,7 +270,9 @@ impl Place {
                 }
                 states
                     .keys()
-                    .try_for_each(|file| self.store.remove_file(&format!("{name}/{file}")))
+                    .try_for_each(|file| self.store.remove_file(&format!("{name}/{file}")))?;
+                self.reduced.lock().insert(step);
+                Ok(())
             }
         }
     }

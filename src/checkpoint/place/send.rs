@@ -38,6 +38,7 @@ impl Place {
         if self.index(step)?.as_ref() == Some(&text) {
             return Ok(CopyResult { step, bytes: None });
         }
+        self.reduced.lock().remove(&step);
         self.store.begin(step)?;
         let temporary = self.store.upload_folder(step);
         let ranges = digest_range::list_ranges(&index)?;

@@ -134,16 +134,20 @@ fn summarize(loaded: &Loaded) -> String {
     let topology = &m.topology;
     if loaded.replicas_are_auto {
         lines.push(format!(
-            "  topology  data auto, checked with 1: a replica is tensor {} × pipeline {}, ZeRO-{}",
-            topology.tensor, topology.pipeline, topology.zero
+            "  topology  data auto, checked with 1: a replica is tensor {} × pipeline {}{}, ZeRO-{}",
+            topology.tensor,
+            topology.pipeline,
+            topology.schedule_words(),
+            topology.zero
         ));
     } else if topology.ranks() > 1 {
         lines.push(format!(
-            "  topology  {} ranks: tensor {} × pipeline {} × data {}, ZeRO-{}",
+            "  topology  {} ranks: tensor {} × pipeline {} × data {}{}, ZeRO-{}",
             topology.ranks(),
             topology.tensor,
             topology.pipeline,
             topology.data,
+            topology.schedule_words(),
             topology.zero
         ));
     }

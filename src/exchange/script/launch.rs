@@ -134,6 +134,20 @@ impl Given {
         }
     }
 
+    /// Kind of the value that the argument lacks: it is given like a flag, and is none.
+    pub fn lacks(&self, dialect: Dialect) -> Option<&'static str> {
+        let row = self.row(dialect).filter(|_| self.words.is_empty())?;
+        match (row.meaning, row.conversion) {
+            (Meaning::Setting { key: "data.train" | "data.valid", .. }, _) => {
+                Some("the path of a dataset")
+            }
+            (Meaning::Setting { key, .. }, _) if TEXTS.contains(&key) => Some("text"),
+            (Meaning::Setting { .. }, Conversion::Count) => Some("a whole number"),
+            (Meaning::Setting { .. }, Conversion::Number) => Some("a number"),
+            _ => None,
+        }
+    }
+
     /// Value as a program reads it: a flag is true, a number is a number, several values are a list.
     pub fn json(&self, dialect: Dialect) -> Json {
         let row = self.row(dialect);

@@ -222,7 +222,7 @@ impl Script<'_> {
     }
 
     /// Arguments as JSON by their names, those of `more` in place of the command's. Fails if one that
-    /// matters needs a variable without a value, and `--set` does not give its setting.
+    /// matters has no value, or needs a variable without one, and `--set` does not give its setting.
     fn values(
         &self,
         dialect: Dialect,
@@ -232,11 +232,29 @@ impl Script<'_> {
         let mut values = Map::new();
         for given in self.launch.arguments.iter().chain(more) {
             let missing = given.missing(dialect);
-            let asked = given.setting(dialect).and_then(|key| self.asked(key));
-            if let (Some(_), Some(asked)) = (&missing, asked) {
+            let lacks = given.lacks(dialect);
+            let key = given.setting(dialect).unwrap_or("KEY");
+            if let Some(asked) = self.asked(key)
+                && (missing.is_some() || lacks.is_some())
+            {
                 let words = asked.split_whitespace().map(str::to_string).collect();
                 let asked = Given { words, ..given.clone() };
                 values.insert(given.name.clone(), asked.json(dialect));
+                continue;
+            }
+            if let Some(wanted) = lacks {
+                problems.add(
+                    self.place_of(&given.flag),
+                    format!("{} has no value: it needs {wanted}", given.flag),
+                    match key {
+                        "data.valid" => {
+                            "write it in the script, or leave the argument out".to_string()
+                        }
+                        _ => format!(
+                            "write it in the script, or give the setting: --set {key}=VALUE"
+                        ),
+                    },
+                );
                 continue;
             }
             if let Some(missing) = missing {
@@ -244,10 +262,7 @@ impl Script<'_> {
                     self.place_of(&given.flag),
                     format!("{} needs {missing}, which the script does not set", given.flag),
                     match missing.strip_prefix("$(") {
-                        Some(_) => {
-                            let key = given.setting(dialect).unwrap_or("KEY");
-                            format!("give the setting: --set {key}=VALUE")
-                        }
+                        Some(_) => format!("give the setting: --set {key}=VALUE"),
                         None => format!(
                             "give its value: --var {}=VALUE",
                             missing.trim_start_matches('$')

@@ -178,19 +178,20 @@ pub fn warn_of_schedule(rank: &Rank, m: &Manifest, state: &State) {
 const MAX_NODES_SHOWN: usize = 16;
 
 /// The ranks of each node:
-/// `8 ranks (threads of a process, 1 thread each): tensor 2 × pipeline 2 × data 2, ZeRO 1`.
+/// `8 ranks (threads of a process, CPU threads each: 1): tensor 2 × pipeline 2 × data 2, gpipe, ZeRO 1`.
 /// `places` is by rank: its node, and its GPU if it has one.
 fn placement(process: &Process, rank: &Rank, places: &[(String, Option<usize>)]) -> String {
     let nodes: Vec<&str> = places.iter().map(|(node, _)| node.as_str()).collect();
     let topology = &process.loaded.manifest.topology;
     let mut text = format!(
-        "{} ranks ({}, CPU threads each: {}): tensor {} × pipeline {} × data {}, ZeRO {}",
+        "{} ranks ({}, CPU threads each: {}): tensor {} × pipeline {} × data {}{}, ZeRO {}",
         nodes.len(),
         process.kind,
         process.threads,
         topology.tensor,
         topology.pipeline,
         topology.data,
+        topology.schedule_words(),
         topology.zero
     );
     if topology.has_two_levels() {

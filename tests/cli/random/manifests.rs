@@ -43,9 +43,25 @@ const SETTINGS: &[Row] = &[
     ("topology.offload", &["none", "optimizer", "full"]),
 ];
 
+/// Pipelines of several chunks, with as many layers as they need.
+#[rustfmt::skip]
+const CHUNKED: &[&[&str]] = &[
+    &["model.layers=4", "topology={pipeline: 2, schedule: interleaved}"],
+    &["model.layers=4", "topology={pipeline: 2, data: 2, zero: 2, schedule: interleaved, overlap_p2p: true}"],
+    &["model.layers=4", "topology={pipeline: 2, schedule: breadth_first}"],
+    &["model.layers=6", "topology={pipeline: 2, data: 2, zero: 2, zero_every: 2, schedule: breadth_first}"],
+    &["model.layers=6", "topology={pipeline: 2, data: 2, zero: 3, schedule: breadth_first, chunks: 3}"],
+    &["model.layers=7", "topology={pipeline: 2, data: 2, zero: 3, zero_every: 100, schedule: breadth_first, \
+        chunks: 3, layer_split: balanced}"],
+];
+
 /// Some of the settings, each with one of its values.
 fn settings(dice: &mut Dice) -> Vec<String> {
     let mut chosen = vec!["train.steps=2".to_string(), "topology.recompute=none".into()];
+    if dice.one_in(4) {
+        let chunked = CHUNKED[dice.below(CHUNKED.len() as u64) as usize];
+        chosen.extend(chunked.iter().map(|set| set.to_string()));
+    }
     for (key, values) in SETTINGS {
         if dice.one_in(4) {
             chosen.push(format!("{key}={}", dice.pick(values)));
