@@ -2,11 +2,12 @@
 
 use crate::options::Json;
 use anyhow::{Context, Result};
-use base::{Bytes, Count, Problems, input, number, output};
+use base::{Bytes, Count, Problems, input, number};
 use checkpoint::disk::Disk;
 use checkpoint::place::Place;
 use checkpoint::{self, CheckpointFolder, Keep, Kept};
 use serde_json::json;
+use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
@@ -127,7 +128,7 @@ impl Pruning {
             let bytes = match kept {
                 Kept::Whole => 0,
                 Kept::Weights => place.state_files(step)?.values().sum(),
-                Kept::Nothing => output::bytes(&folder).0,
+                Kept::Nothing => count_bytes(&folder)?,
             };
             if bytes > 0 {
                 outdated.push(Outdated { step, folder, bytes, kept });
@@ -181,4 +182,18 @@ fn find_newest_copy(run: &Path) -> Result<Option<u64>> {
         })?
         .last()
         .copied())
+}
+
+/// Bytes of a checkpoint's files. Fails if the folder cannot be listed, unlike `output::bytes`: its checkpoint
+/// would seem to be pruned.
+fn count_bytes(folder: &Path) -> Result<u64> {
+    let failed = || format!("cannot list {}", folder.display());
+    let mut bytes = 0;
+    for entry in fs::read_dir(folder).with_context(failed)? {
+        bytes += entry
+            .and_then(|entry| entry.metadata())
+            .with_context(failed)?
+            .len();
+    }
+    Ok(bytes)
 }

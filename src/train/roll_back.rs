@@ -30,8 +30,7 @@ pub fn load(
     let found = rank.on_first(|| {
         checkpoint::find_whole(&saving::folder(m), |step| step + rule.roll_back <= at)
     })?;
-    let next = run.steps.after(consumed_samples);
-    let global = next.end - next.start;
+    let global = run.batch_after(consumed_samples);
     let from = consumed_samples + rule.roll_back * global;
     let found: CheckpointFolder = match (spikes.may_roll_back(rule, at), found) {
         (Err(refusal), _) => return give_up(run, diverged, &refusal),

@@ -217,7 +217,7 @@ fn a_file_of_several_parts_is_whole_or_sent_again() {
     copy(&direct, &from).unwrap();
     let weights = Keep { last: Some(1), weights_every: Some(5), ..Keep::default() };
     direct.prune(weights).unwrap();
-    // What has only weights is not asked again: a list, and one request for each index.
+    // The files of a step with only weights are not listed again: one list of steps, two indices.
     let asked = proxy.asked();
     direct.prune(weights).unwrap();
     assert_eq!(proxy.asked() - asked, 3);

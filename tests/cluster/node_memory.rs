@@ -5,8 +5,10 @@
 //! A node is a mount namespace with its own host name, in which the folder of the memory is another one.
 
 use super::run_cuda::on_stand_ins;
-use crate::common::binary::{Done, Lab, Ranks, free_port, run_args, until, verdict, within};
+use crate::common::binary::{Done, Lab, Ranks, free_port, process_state, run_args, until};
+use crate::common::binary::{verdict, within};
 use crate::common::hosts::may_mount;
+use gptrain::checkpoint;
 use gptrain::launch::RANKS;
 use gptrain::train::testing::STEP_DELAY;
 use rustix::process::Signal;
@@ -76,22 +78,23 @@ fn undisturbed() -> Lab {
     whole
 }
 
+/// Starts a run, and kills it when steps are in memory. Returns the newest.
+fn kill_after_saves(lab: &Lab, command: &mut Command) -> u64 {
+    let mut run = command.env(STEP_DELAY, "0.02").spawn().unwrap();
+    until("steps are in memory", || step_in_memory(lab) >= 5);
+    run.kill().unwrap();
+    run.wait().unwrap();
+    step_in_memory(lab)
+}
+
 #[test]
 fn a_killed_run_continues_from_memory() {
     let whole = undisturbed();
     let lab = lab();
     let memory = memory_set(&lab);
     let sets = [&SETS[..], &[&memory]].concat();
-    let mut run = lab
-        .command(&run_args(&sets))
-        .env(STEP_DELAY, "0.02")
-        .spawn()
-        .unwrap();
-    until("steps are in memory", || step_in_memory(&lab) >= 5);
-    run.kill().unwrap();
-    run.wait().unwrap();
+    let newest = kill_after_saves(&lab, &mut lab.command(&run_args(&sets)));
     assert!(!lab.path("runs/a/checkpoints").exists(), "nothing is on disk");
-    let newest = step_in_memory(&lab);
     let done = lab.run(&sets);
     done.well();
     assert!(resumed_at(&done.out) >= newest, "{}", done.out);
@@ -369,7 +372,7 @@ fn stopped_within_a_copy() -> Option<(Lab, Ranks, u64)> {
         let sent = || step_of_a_copy(&lab, complete);
         until("rank 0 sends a part", || sent().is_some() || ranks.ended(0));
         ranks.signal(2, Signal::STOP);
-        until("rank 2 is stopped", || state(&ranks, 2) == "T" || ranks.ended(2));
+        until("rank 2 is stopped", || process_state(ranks.pid(2)) == Some('T') || ranks.ended(2));
         if let Some(step) = sent() {
             return Some((lab, ranks, step));
         }
@@ -385,23 +388,10 @@ fn step_of_a_copy(lab: &Lab, complete: u64) -> Option<u64> {
     let [own, copies] = ["node0", "node1"].map(|node| {
         let whole = steps(lab, node).into_iter();
         let whole = whole.filter(|step| step.join(part).exists());
-        whole.map(|step| step_number(&step)).max().unwrap_or(0)
+        let number = |step: PathBuf| checkpoint::step(&step.file_name()?.to_string_lossy());
+        whole.filter_map(number).max().unwrap_or(0)
     });
     (own > copies.max(complete)).then_some(own)
-}
-
-/// Number of a step's folder.
-fn step_number(folder: &Path) -> u64 {
-    let name = folder.file_name().unwrap().to_string_lossy().into_owned();
-    name.trim_start_matches("step-").parse().unwrap()
-}
-
-/// State of a rank's process: "T" if it is stopped.
-fn state(ranks: &Ranks, rank: usize) -> String {
-    let path = format!("/proc/{}/stat", ranks.pid(rank).as_raw_nonzero());
-    let stat = fs::read_to_string(path).unwrap();
-    let (_, after) = stat.rsplit_once(") ").unwrap();
-    after[..1].to_string()
 }
 
 /// The copy is whole: the run continues from it when the node of its part is lost.
@@ -438,7 +428,7 @@ fn a_neighbour_that_is_killed_within_a_copy_costs_no_step_that_was_complete() {
     let ranks = start_on_nodes(&lab, 4, &[&SETS[..], &[&memory]].concat()).unwrap();
     let ended = ranks.end(0..4);
     ended.iter().for_each(Done::well);
-    // Of the step of the copy, every rank may have written its own part.
+    // The step of the copy is complete too, if every rank had already written its own part.
     let at = resumed_at(&ended[0].out);
     assert!(at >= complete && at <= step, "{at}, not {complete} to {step}: {}", ended[0].out);
     assert_same(&lab, &undisturbed(), &["node0", "node1"]);
@@ -459,14 +449,7 @@ fn a_killed_run_on_gpus_continues_from_memory() {
     Done::of(start(&whole, &without).output().unwrap()).well();
     let lab = lab();
     let memory = memory_set(&lab);
-    let mut run = start(&lab, &[&memory])
-        .env(STEP_DELAY, "0.02")
-        .spawn()
-        .unwrap();
-    until("steps are in memory", || step_in_memory(&lab) >= 5);
-    run.kill().unwrap();
-    run.wait().unwrap();
-    let newest = step_in_memory(&lab);
+    let newest = kill_after_saves(&lab, &mut start(&lab, &[&memory]));
     let done = Done::of(start(&lab, &[&memory]).output().unwrap());
     done.well();
     assert!(resumed_at(&done.out) >= newest, "{}", done.out);

@@ -244,6 +244,13 @@ pub fn rank_of(supervisor: Pid) -> Option<Pid> {
     Pid::from_raw(children.split_whitespace().next()?.parse().ok()?)
 }
 
+/// State of a process as the kernel has it: T if it is stopped, Z if it has ended and was not waited for. None
+/// if it is gone.
+pub fn process_state(process: Pid) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
 /// Whether a process has ended; it is still to be waited for.
 pub fn has_ended(child: &Child) -> bool {
     waitid(WaitId::Pid(Pid::from_child(child)), ENDED)

@@ -26,7 +26,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     sums.iter().sum::<f64>() + rest
 }
 
-/// Rows or columns that are computed together: the factor is read from memory once for all of them.
+/// Rows that are computed together: the factor is read from memory once for all of them.
 const GROUP: usize = 8;
 
 /// Element `j` of a row of the factor, of which the elements before are known.

@@ -154,9 +154,14 @@ impl<'a> Deref for RunView<'_, 'a> {
 }
 
 impl RunView<'_, '_> {
-    /// Samples of the next step.
+    /// Number of samples of the next step.
     pub fn next_batch(&self) -> u64 {
-        let samples = self.steps.after(self.progress.consumed_samples);
+        self.batch_after(self.progress.consumed_samples)
+    }
+
+    /// Number of samples of the step that begins after `consumed` samples.
+    pub fn batch_after(&self, consumed: u64) -> u64 {
+        let samples = self.steps.after(consumed);
         samples.end - samples.start
     }
 

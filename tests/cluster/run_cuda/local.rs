@@ -2,7 +2,7 @@
 //! their code, and leaves no process behind.
 
 use super::ranks::{on_stand_in, threads, with};
-use crate::common::binary::{Done, Lab, Ranks, has_ended, run_args, until, verdict};
+use crate::common::binary::{Done, Lab, Ranks, has_ended, process_state, run_args, until, verdict};
 use gptrain::launch::RANKS;
 use rustix::process::{Pid, Signal, kill_process};
 use std::process::Command;
@@ -39,10 +39,7 @@ fn running(lab: &Lab, sets: &[&str]) -> (Ranks, Vec<Pid>) {
 
 /// Waits until these processes are gone; a zombie is, too.
 fn all_gone(ranks: &[Pid]) {
-    let is_gone = |rank: &Pid| {
-        let state = std::fs::read_to_string(format!("/proc/{}/stat", rank.as_raw_nonzero()));
-        state.map_or(true, |text| text.rsplit_once(") ").unwrap().1.starts_with(['Z', 'X']))
-    };
+    let is_gone = |rank: &Pid| process_state(*rank).is_none_or(|state| "ZX".contains(state));
     until("no rank is left", || ranks.iter().all(is_gone));
 }
 
