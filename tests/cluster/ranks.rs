@@ -87,6 +87,19 @@ fn processes_give_the_same_bits_as_threads() {
     assert_eq!(lab.losses("runs/a"), lab.losses("runs/threads"));
 }
 
+#[test]
+fn the_schedule_is_named_with_the_topology() {
+    let lab = Lab::new();
+    let topology = "topology={pipeline: 2, schedule: breadth_first}";
+    let sets = ["model.layers=4", topology, "train.steps=1"];
+    let named = "tensor 1 × pipeline 2 × data 1, breadth_first with 2 chunks, ZeRO";
+    let check = ["manifest", "check", "run.yaml"].into_iter();
+    let check = check.chain(sets.iter().flat_map(|set| ["--set", *set]));
+    for done in [lab.run(&sets), lab.gptrain(&check.collect::<Vec<_>>())] {
+        assert!(done.expect(0, &[]).out.contains(named), "{}", done.out);
+    }
+}
+
 /// Four ranks on what their launcher calls two nodes: two levels, as with the number; and the same folder
 /// continues on one node, with one level.
 #[test]
